@@ -1,0 +1,1 @@
+"""Everything that samples and trains: the SDK session and the embedded engine."""
