@@ -1,0 +1,1 @@
+"""The log: immutable events in one LMDB environment per run."""
