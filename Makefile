@@ -1,0 +1,48 @@
+# Two commands matter: `make demo` (the main job, offline) and `make test`.
+PYTHON ?= python3
+VENV ?= .venv
+BIN = $(VENV)/bin
+export OPENBLAS_NUM_THREADS ?= 1
+export HF_HUB_OFFLINE ?= 1
+export TRANSFORMERS_VERBOSITY ?= error
+
+.PHONY: demo test test-browser lint format bench soak clean
+
+$(VENV)/.base: pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "Rolltape needs Python >= 3.11; found $$($(PYTHON) --version). Set PYTHON=/path/to/python3.11"; exit 2; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q --disable-pip-version-check -e .
+	touch $@
+
+$(VENV)/.dev: $(VENV)/.base
+	$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[dev]'
+	touch $@
+
+demo: $(VENV)/.base
+	$(BIN)/python cli.py demo
+
+test: $(VENV)/.dev
+	$(BIN)/python -m pytest -q -n 2
+
+test-browser: $(VENV)/.dev
+	$(BIN)/python -m pytest -q -m browser
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(VENV)/.dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(VENV)/.dev
+	for file in benchmarks/*.py; do echo "== $$file"; $(BIN)/python $$file || exit 1; done
+
+soak: $(VENV)/.dev
+	$(BIN)/python -m pytest -q -m soak --timeout 3600
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
