@@ -45,7 +45,9 @@ def preset_tables(name: str) -> Mapping[str, object]:
     if not name:
         return {}
     if name not in PRESETS:
-        raise ConfigError(f"unknown preset {name!r}{_nearest(name, PRESETS)}; presets: {', '.join(sorted(PRESETS))}")
+        raise ConfigError(
+            f"unknown preset {name!r}{_nearest(name, PRESETS)}; presets: {', '.join(sorted(PRESETS))}"
+        )
     return PRESETS[name]
 
 
@@ -80,23 +82,21 @@ def differences(frozen: Config, wanted: Config) -> list[str]:
     ]
 
 
-def conflicts(frozen: Config, preset: str, file_tables: Mapping[str, object], assignments: Sequence[str]) -> list[str]:
+def conflicts(
+    frozen: Config, preset: str, file_tables: Mapping[str, object], assignments: Sequence[str]
+) -> list[str]:
     """Return one line per explicitly given setting that differs from the frozen one.
 
     Settings that are not given are not compared, so that later commands only need `--run`.
     """
     build_config(preset, file_tables, assignments)  # the given settings must be valid in themselves
-    wanted: Plain = {}
-    _merge(wanted, preset_tables(preset), where=f"preset {preset!r}")
-    _merge(wanted, file_tables, where="the configuration file")
-    for text in assignments:
-        _assign(wanted, *parse_assignment(text))
-    merged: Plain = msgspec.to_builtins(frozen)
-    _merge(merged, wanted, where="the given settings")
-    lines = differences(frozen, msgspec.convert(merged, Config))
     if preset and frozen.run.preset != preset:
-        lines.insert(0, f"preset: the run has {frozen.run.preset!r}, you asked for {preset!r}")
-    return lines
+        return [f"preset: the run has {frozen.run.preset!r}, you asked for {preset!r}"]
+    merged: Plain = msgspec.to_builtins(frozen)
+    _merge(merged, file_tables, where="the configuration file")
+    for text in assignments:
+        _assign(merged, *parse_assignment(text))
+    return differences(frozen, msgspec.convert(merged, Config))
 
 
 def _merge(target: Plain, source: Mapping[str, object], *, where: str) -> None:
@@ -144,7 +144,9 @@ def _fit(key: str, value: object, annotation: object) -> object:
         raise ConfigError(f"setting {key!r}: {value!r} does not fit ({error}){hint}") from error
 
 
-def _flatten(tables: Mapping[str, object], prefix: str = "", table: object = Config) -> Iterator[tuple[str, object]]:
+def _flatten(
+    tables: Mapping[str, object], prefix: str = "", table: object = Config
+) -> Iterator[tuple[str, object]]:
     for key, value in tables.items():
         below: object = None
         if isinstance(table, type) and issubclass(table, Table):
@@ -199,10 +201,10 @@ def _check_ranges(config: Config) -> None:
     if not 4 <= config.engine.lora_rank <= 64:
         raise ConfigError(f"setting 'engine.lora_rank': {config.engine.lora_rank!r}, expected 4 to 64")
     if not 0 < config.rollout.top_p <= 1:
-        raise ConfigError(f"setting 'rollout.top_p': {config.rollout.top_p!r}, expected more than 0 and at most 1")
+        raise ConfigError(
+            f"setting 'rollout.top_p': {config.rollout.top_p!r}, expected more than 0 and at most 1"
+        )
 
-
-_HOSTED_MODEL = "Qwen/Qwen3.5-4B"
 
 _TREE_COMMON: Plain = {
     "rollout.protocol": "search_r1",
@@ -286,5 +288,5 @@ def _nested(flat: Plain) -> Plain:
 PRESETS: Mapping[str, Plain] = {name: _nested(flat) for name, flat in _FLAT_PRESETS.items()}
 """Preset name → tables. Every preset runs on the embedded engine unless `engine.kind` is set to pytrio."""
 
-HOSTED_MODEL = _HOSTED_MODEL
+HOSTED_MODEL = "Qwen/Qwen3.5-4B"
 """The base model of the Search-R1 recipe, used when `engine.kind = "pytrio"` and none is named."""
