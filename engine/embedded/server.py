@@ -20,13 +20,14 @@ import uvicorn
 
 from engine.embedded.app import build_app
 from engine.embedded.checkpoints import CheckpointStore, write_file
+from engine.embedded.base_model import BASE_FOLDER
 from engine.embedded.compute import BaseModel
 from engine.embedded.state import Limits
 from engine.locks import ADDRESS, LOCK, USERS, Address, open_lock, try_lock, unlock
 
+Announce = Callable[[Address], None]
 logger = logging.getLogger("rolltape.engine")
 
-BASE_FOLDER = Path(__file__).parent / "base"
 ALIAS = "rolltape/tiny"
 LOCK_PATIENCE = 5.0
 """Seconds to try for engine.lock, which clients take shared for an instant to see if we live."""
@@ -85,14 +86,14 @@ class EngineServer:
     """One engine process between taking its lock and its end."""
 
     def __init__(
-        self, folder: Path, lock: int, limits: Limits, announce: Callable[[Address], None]
+        self, folder: Path, base: Path, lock: int, limits: Limits, announce: Announce
     ) -> None:
         self._folder = folder
         self._lock = lock
         self._announce = announce
         self._instance = secrets.token_hex(8)
         token = secrets.token_urlsafe(32)
-        self._base = BaseModel.load(BASE_FOLDER)
+        self._base = BaseModel.load(base)
         self._token = token
         app = build_app(
             base=self._base,
@@ -167,10 +168,11 @@ def print_variables(address: Address) -> None:
 def run(
     folder: Path,
     *,
+    base: Path,
     port: int,
     idle_seconds: float | None,
     limits: Limits,
-    announce: Callable[[Address], None] = lambda _: None,
+    announce: Announce,
 ) -> int:
     """Run one engine to its end; returns an exit status (3: another engine has the folder)."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -179,8 +181,12 @@ def run(
         logger.error("another engine holds %s", folder / LOCK)
         return 3
     (folder / ADDRESS).unlink(missing_ok=True)
-    server = EngineServer(folder, lock, limits, announce)
-    with socket.create_server(("127.0.0.1", port)) as listener:
+    server = EngineServer(folder, base, lock, limits, announce)
+    # With the protocol named, asyncio switches Nagle's algorithm off; else each answer takes 40 ms.
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(("127.0.0.1", port))
+        listener.listen(1024)
         anyio.run(server.serve, listener, idle_seconds)
     return 0
 
@@ -189,11 +195,13 @@ def main(arguments: list[str] | None = None) -> int:
     """Parse the command line and run; returns an exit status."""
     parser = argparse.ArgumentParser(prog="engine.embedded.server", description=__doc__)
     parser.add_argument("--dir", type=Path, required=True, help="the run's engine folder")
+    parser.add_argument("--base", type=Path, default=BASE_FOLDER, help="a base model's folder")
     parser.add_argument("--port", type=int, default=0, help="0 takes a free one")
     parser.add_argument("--idle-seconds", type=float, default=None, help="default: never ends")
     parser.add_argument("--max-batch-size", type=int, default=Limits().max_batch_size)
     parser.add_argument("--announce", action="store_true", help="print the SDK's variables")
     options = parser.parse_args(arguments)
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr
     )
@@ -202,6 +210,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         return run(
             folder,
+            base=options.base.resolve(),
             port=options.port,
             idle_seconds=options.idle_seconds,
             limits=limits,
