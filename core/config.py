@@ -161,6 +161,9 @@ class LearnerSettings(Table):
     group_deadline: float = 1800.0
     """Seconds that a step waits for its slowest group."""
     dynamic_sampling: bool = False
+    """Replace groups without signal until the step has groups_per_step with signal (DAPO)."""
+    max_replaced: int = 32
+    """Groups without signal that one step replaces at most; later ones are trained as they are."""
     allow_off_distribution: bool = False
 
 

@@ -276,6 +276,26 @@ class PlannedGroup(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
     uid: str
     digest: str
+    marks: bytes = b""
+    """First 4 bytes of the SHA-256 of each record, in key order: names an altered record."""
+
+
+class PlanEvidence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What names the altered place, should a step not be re-derived. Nothing is computed from it.
+
+    Sums are two u64 LE per row over integer views v of its values (float bits): the sum of v_i and
+    of (i + 1) v_i, modulo 2^64. One altered value shifts them by d and (i + 1) d, which yields both its
+    offset and what it was; the recorded digest then proves it.
+    """
+
+    keys: tuple[str, ...] = ()
+    """Per datum, `<uid>/t<tree>/<leaf>#<segment>`."""
+    tokens: bytes = b""
+    """Per datum, over the token ids of its whole segment."""
+    logprobs: bytes = b""
+    advantages: bytes = b""
+    rewards: bytes = b""
+    """One row, over the members' rewards (float64 bits) in training order."""
 
 
 class AdamParams(msgspec.Struct, frozen=True, kw_only=True):
@@ -316,6 +336,7 @@ class StepPlanned(Event, tag="step_planned"):
     fingerprints: dict[str, str]
     packing: dict[str, int] = {}
     reduction: str = "sample_mean"
+    evidence: PlanEvidence | None = None
     at: float = 0.0
 
 
