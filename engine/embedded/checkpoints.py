@@ -165,9 +165,7 @@ class CheckpointStore:
         """Write one checkpoint durably; raises Refused 409 when the name is taken."""
         uri = f"trio://{training_run}/{kind}/{check_name(name)}"
         if not overwrite and self._live(uri) is not None:
-            raise Refused(
-                409, "checkpoint_exists", f"{uri} exists already: choose a name that is new"
-            )
+            raise Refused(409, "checkpoint_exists", f"{uri} exists already: choose a name that is new")
         buffer = io.BytesIO()
         np.savez(buffer, allow_pickle=False, **dict(arrays))
         data = buffer.getvalue()
@@ -237,9 +235,7 @@ class CheckpointStore:
         except OSError as exc:
             raise Refused(404, "checkpoint_not_found", f"cannot read {record.uri}: {exc}") from exc
         if hashlib.sha256(data).hexdigest() != record.sha256:
-            raise Refused(
-                409, "checkpoint_damaged", f"{path} differs from what was saved: restore another"
-            )
+            raise Refused(409, "checkpoint_damaged", f"{path} differs from what was saved: restore another")
         try:
             with np.load(io.BytesIO(data), allow_pickle=False) as stored:
                 return {name: stored[name] for name in stored.files}

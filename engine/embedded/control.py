@@ -106,9 +106,7 @@ async def models(request: Request) -> Response:
         "created_at": started,
         "updated_at": started,
     }
-    return json_answer(
-        {"items": [model][offset:], "total": 1, "limit": limit, "offset": offset}
-    )
+    return json_answer({"items": [model][offset:], "total": 1, "limit": limit, "offset": offset})
 
 
 def page(request: Request) -> tuple[int, int]:
@@ -150,9 +148,7 @@ async def list_sessions(request: Request) -> Response:
     limit, offset = page(request)
     sessions = list(reversed(engine_of(request).registry.sessions.values()))
     shown = [session_head(session) for session in sessions[offset : offset + limit]]
-    return json_answer(
-        {"service_sessions": shown, "cursor": cursor(limit, offset, len(sessions))}
-    )
+    return json_answer({"service_sessions": shown, "cursor": cursor(limit, offset, len(sessions))})
 
 
 async def get_session(request: Request) -> Response:
@@ -211,9 +207,7 @@ def check_source(engine: Engine, uri: str) -> RunRecord:
     """Return how a training checkpoint's adapter was made; raises Refused."""
     record = engine.store.find(uri)
     if record.kind != "state":
-        raise Refused(
-            400, "checkpoint_invalid_type", f"{uri} holds sampler weights: restore a saved state"
-        )
+        raise Refused(400, "checkpoint_invalid_type", f"{uri} holds sampler weights: restore a saved state")
     return check_base(engine, record)
 
 

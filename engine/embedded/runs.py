@@ -153,9 +153,7 @@ def _succeeded(event: Event, result: Result, usage: Usage) -> bytes:
 
 def _failed(event: Event, code: str, message: str, usage: Usage) -> bytes:
     tokens = {"input_tokens": usage.input_tokens, "output_tokens": 0}
-    return event.encode(
-        status="failed", error={"code": code, "message": message[:2000]}, usage=tokens
-    )
+    return event.encode(status="failed", error={"code": code, "message": message[:2000]}, usage=tokens)
 
 
 class Registry:
@@ -229,9 +227,7 @@ class Registry:
 
     def open_sampling_run(self, session: Session, weights: str) -> SamplingRun:
         """Return a new sampling run on a checkpoint URI, or on the base model for ""."""
-        run = SamplingRun(
-            f"sampling-{secrets.token_hex(8)}", session.session, weights, time.time()
-        )
+        run = SamplingRun(f"sampling-{secrets.token_hex(8)}", session.session, weights, time.time())
         session.sampling_runs.append(run.sampling_run)
         _put(self.sampling_runs, run.sampling_run, run, MAX_SAMPLING_RUNS)
         return run

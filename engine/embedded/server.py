@@ -85,9 +85,7 @@ async def watch(folder: Path, lock: int, idle_seconds: float | None) -> str:
 class EngineServer:
     """One engine process between taking its lock and its end."""
 
-    def __init__(
-        self, folder: Path, base: Path, lock: int, limits: Limits, announce: Announce
-    ) -> None:
+    def __init__(self, folder: Path, base: Path, lock: int, limits: Limits, announce: Announce) -> None:
         self._folder = folder
         self._lock = lock
         self._announce = announce
@@ -202,9 +200,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--announce", action="store_true", help="print the SDK's variables")
     options = parser.parse_args(arguments)
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr
-    )
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
     limits = Limits(max_batch_size=options.max_batch_size)
     folder = options.dir.resolve()
     try:

@@ -202,4 +202,3 @@ def _forward_result(result: ForwardResult, shift: int) -> Result:
     if not all(math.isfinite(value) for value in metrics.values()):
         raise Refused(400, "loss_not_finite", f"the loss is not finite: {metrics!r}")
     return {"loss_fn_outputs": outputs, "metrics": metrics}
-

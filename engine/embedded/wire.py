@@ -118,12 +118,7 @@ class ModelInput(Struct):
                 "unsupported_input",
                 "the embedded engine's model reads text only: remove the image chunks",
             )
-        ids = [
-            token
-            for chunk in self.chunks
-            if isinstance(chunk, EncodedText)
-            for token in chunk.tokens
-        ]
+        ids = [token for chunk in self.chunks if isinstance(chunk, EncodedText) for token in chunk.tokens]
         if not ids:
             raise Refused(400, "invalid_input", "the model input holds no tokens")
         return ids
