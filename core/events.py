@@ -249,6 +249,7 @@ class GroupClosed(Event, tag="group_closed"):
     digest: str
     """SHA-256 hex over all the group's records."""
     tokens_sampled: int = 0
+    search_calls: int = 0
     at: float = 0.0
 
 
@@ -260,6 +261,9 @@ class GroupAborted(Event, tag="group_aborted"):
     final: bool = False
     """True: the ticket is given up too; False: it is opened again as attempt + 1."""
     records: int = 0
+    tokens_sampled: int = 0
+    """Paid for all the same, and counted in the budget."""
+    search_calls: int = 0
     at: float = 0.0
 
 
@@ -350,6 +354,8 @@ class StepCommitted(Event, tag="step_committed"):
     trainer_metrics: dict[str, float] = {}
     rollout_metrics: dict[str, float] = {}
     seconds: dict[str, float] = {}
+    tokens_trained: int = 0
+    """Input tokens of the datums that were sent."""
     engine_digest: str = ""
     """What the embedded engine says it received; "" where the service tells nothing."""
     at: float = 0.0
@@ -383,6 +389,7 @@ class Recovered(Event, tag="recovered"):
     restored_step: int
     resent_steps: tuple[int, ...]
     training_run: str
+    tokens_trained: int = 0
     at: float = 0.0
 
 
