@@ -58,5 +58,5 @@ class AdamW:
             second += (1 - params.beta2) * (grad * grad - second)
             direction = (first / bias1) / (np.sqrt(second / bias2) + params.eps)
             updates[name] = (-rate * (direction + params.weight_decay * x)).astype(x.dtype)
-            x += updates[name]
+            np.add(x, updates[name], out=x)
         return {"grad_norm": grad_norm, "update_norm": global_norm(updates)}

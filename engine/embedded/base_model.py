@@ -31,7 +31,7 @@ class BaseModel:
         self.weights = weights
         self.tokenizer = Tokenizer.from_file(str(folder / TOKENIZER_FILES[0]))
         self.token_bytes = token_bytes(self.tokenizer)
-        self.eos = self.tokenizer.token_to_id(EOS)
+        self.eos = self.tokenizer.encode(EOS).ids[0]
         self.fingerprint = _fingerprint(folder, config, weights)
         if len(self.token_bytes) != config.vocab_size:
             raise ValueError(

@@ -95,7 +95,7 @@ class SampleRequest(NamedTuple):
     topk_prompt_logprobs: int = 0
 
 
-class Sequence_(NamedTuple):
+class Sequence_(NamedTuple):  # noqa: N801 typing and collections.abc own the plain name
     """One sampled continuation."""
 
     tokens: list[int]

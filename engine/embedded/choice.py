@@ -16,7 +16,8 @@ def uniforms(seed: int, sample_index: int, prompt: NDArray[np.int32], count: int
     head = f"rolltape.sample.v1 {seed} {sample_index}\n".encode()
     digest = hashlib.sha256(head + prompt.astype("<i4").tobytes()).digest()
     key = int.from_bytes(digest[:16], "little")
-    return np.random.Generator(np.random.Philox(key=key)).random(count)
+    draws: Array = np.random.Generator(np.random.Philox(key=key)).random(count)
+    return draws
 
 
 def draw(weights: Array, uniform: float) -> int:
@@ -33,7 +34,7 @@ def filtered_weights(logits: Array, temperature: float, top_p: float, top_k: int
     shortest head whose probability reaches top_p, at least one token.
     """
     scaled = logits.astype(np.float64) / temperature
-    weights = np.exp(scaled - scaled.max())
+    weights: Array = np.exp(scaled - scaled.max())
     order = np.lexsort((np.arange(weights.size), -weights))
     keep = weights.size
     if top_k > 0:

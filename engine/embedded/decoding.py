@@ -38,7 +38,7 @@ class Prefill(NamedTuple):
 
 
 def row_products(x: Array, weight: Array) -> Array:
-    """x [R, K] @ weight [K, N], each row by itself."""
+    """Return x [R, K] @ weight [K, N], each row by itself."""
     product: Array = np.matmul(x[:, None, :], weight)[:, 0]
     return product
 

@@ -27,7 +27,7 @@ class LoraConfig(NamedTuple):
 
     @property
     def scale(self) -> float:
-        """s in W + s A B."""
+        """The factor s in W + s A B."""
         return ALPHA / self.rank
 
 
@@ -45,7 +45,7 @@ def target_names(config: ModelConfig, lora: LoraConfig) -> list[str]:
 
 
 def init_factors(weights: Weights, config: ModelConfig, lora: LoraConfig, seed: int) -> Weights:
-    """A random, B zero: the merged model starts as the base. Keys `<name>.a`, `<name>.b`.
+    """Draw A at random and set B to zero: the merged model starts as the base. Keys `<name>.a`, `<name>.b`.
 
     Raises InputError for a rank outside 4..64 or when nothing would be trained.
     """
@@ -69,7 +69,7 @@ def _adapted(factors: Weights) -> list[str]:
 
 
 def merge(weights: Weights, factors: Weights, scale: float) -> Weights:
-    """The weights with every adapter added in; weights without one are shared, not copied."""
+    """Add every adapter to its weight; weights without one are shared, not copied."""
     merged = dict(weights)
     for name in _adapted(factors):
         update: Array = factors[f"{name}.a"] @ factors[f"{name}.b"]

@@ -89,7 +89,7 @@ def _clip_bounds(loss: Loss) -> tuple[float, float]:
 def _policy_losses(
     loss: Loss, p: NDArray[np.float64], q: NDArray[np.float64], a: NDArray[np.float64]
 ) -> TokenLosses:
-    """The formulas of the module docstring on tokens with non-zero advantage."""
+    """Apply the formulas of the module docstring to tokens with non-zero advantage."""
     with np.errstate(over="ignore"):  # an infinite ratio is reported by the caller
         ratio = np.exp(p - q)
     match loss.name:

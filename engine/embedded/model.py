@@ -112,7 +112,7 @@ def _normalise_backward(dy: Array, gain: Array, cache: NormCache) -> tuple[Array
 
 @lru_cache(maxsize=8)
 def rotary_tables(positions: int, head_width: int, dtype: str) -> tuple[Array, Array]:
-    """cos and sin, each [positions, h / 2]."""
+    """Return cos and sin, each [positions, h / 2]."""
     frequencies = ROTARY_BASE ** (-np.arange(0, head_width, 2) / head_width)
     angles = np.arange(positions)[:, None] * frequencies
     return np.cos(angles).astype(dtype), np.sin(angles).astype(dtype)

@@ -136,9 +136,7 @@ def train(
     """Train from scratch; `progress` gets (step, steps, loss per weight)."""
     rng = np.random.Generator(np.random.Philox(key=seed))
     encoder = Encoder(folder)
-    writers = [
-        ScriptWriter(World(FIRST_WORLD_SEED + i), ScriptRates()) for i in range(WORLDS)
-    ]
+    writers = [ScriptWriter(World(FIRST_WORLD_SEED + i), ScriptRates()) for i in range(WORLDS)]
     questions = [all_questions(hops) for hops in (1, 2, 3)]
     weights = init_weights(config, seed)
     optimizer = AdamW(weights)

@@ -49,7 +49,7 @@ class _Row:
         return len(self.prompt.hidden) + min(len(self.draws), LIKELY_TOKENS)
 
     def choose(self, logits: Array) -> int:
-        """The next token by the request's own settings."""
+        """Choose the next token by the request's own settings."""
         request, uniform = self.request, float(self.draws[len(self.tokens)])
         if request.temperature == 0:
             return int(np.argmax(logits))
@@ -102,8 +102,7 @@ class SamplerModel:
             check_request(self.base, request, f"request {number}")
         prompts = [prefill(self.weights, self.base.config, r.prompt) for r in requests]
         rows: list[list[_Row]] = [
-            self._open_rows(owner, request, prompts[owner])
-            for owner, request in enumerate(requests)
+            self._open_rows(owner, request, prompts[owner]) for owner, request in enumerate(requests)
         ]
         for wave in plan_waves([row for group in rows for row in group]):
             self._decode(wave)
@@ -153,9 +152,7 @@ class SamplerModel:
                 rows = [rows[i] for i in alive]
                 batch.keep(alive)
 
-    def _result(
-        self, request: SampleRequest, prompt: Prefill, rows: Sequence[_Row]
-    ) -> SampleResult:
+    def _result(self, request: SampleRequest, prompt: Prefill, rows: Sequence[_Row]) -> SampleResult:
         decode = self.base.tokenizer.decode
         sequences = [
             Sequence_(
@@ -176,7 +173,7 @@ class SamplerModel:
 
 
 def _top(logprobs: Array, count: int) -> list[list[tuple[int, float]] | None]:
-    """The `count` most probable tokens of every row, ties by id; None for the first position."""
+    """Find the `count` most probable tokens of every row, ties by id; None for the first position."""
     order = np.argsort(-logprobs, axis=-1, kind="stable")[:, :count]
     rows: list[list[tuple[int, float]] | None] = [None]
     for ids, row in zip(order, logprobs, strict=True):

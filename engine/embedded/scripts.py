@@ -70,7 +70,7 @@ class Index:
         }
 
     def search(self, query: str, rng: np.random.Generator) -> list[str]:
-        """The best TOP_K passages."""
+        """Return the best TOP_K passages."""
         scores = rng.random(len(self.passages)) * 1e-6
         for word in set(query.lower().split()):
             scores[self.postings.get(word, [])] += self._scores.get(word, 0.0)
@@ -121,10 +121,8 @@ class ScriptWriter:
             rng.shuffle(found)
         return found
 
-    def _read(
-        self, rng: np.random.Generator, found: list[str], relation: Relation, entity: str
-    ) -> str:
-        """The entity that the script takes from the results for `relation` of `entity`."""
+    def _read(self, rng: np.random.Generator, found: list[str], relation: Relation, entity: str) -> str:
+        """Choose the entity that the script takes from the results for `relation` of `entity`."""
         value = self.world.values[relation.name, entity]
         if f"The {relation.name} of {entity} is {value}." in found:
             if rng.random() >= self.rates.misread:

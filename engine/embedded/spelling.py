@@ -9,7 +9,7 @@ EOS: Final = "<|im_end|>"
 
 
 def token_bytes(tokenizer: Tokenizer) -> list[bytes]:
-    """The bytes that each token id stands for (special tokens: their name)."""
+    """List the bytes that each token id stands for (special tokens: their name)."""
     printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
     others = [byte for byte in range(256) if byte not in printable]
     spelling = {chr(byte): byte for byte in printable}
@@ -20,6 +20,6 @@ def token_bytes(tokenizer: Tokenizer) -> list[bytes]:
         if index in added:
             table.append(added[index].content.encode())
         else:
-            piece = tokenizer.id_to_token(index)
+            piece = tokenizer.id_to_token(index) or ""
             table.append(bytes(spelling[char] for char in piece))
     return table

@@ -151,4 +151,3 @@ def save_tokenizer(folder: Path) -> None:
     (folder / "tokenizer_config.json").write_text(text, encoding="utf-8")
     template = TEMPLATE.read_text(encoding="utf-8")
     (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
-

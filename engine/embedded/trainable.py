@@ -26,7 +26,7 @@ CHUNK_TOKENS: Final = 1400
 
 
 def plan_chunks(lengths: Sequence[int]) -> Iterator[list[int]]:
-    """Indices of examples to run together: sorted by length, at most CHUNK_TOKENS padded."""
+    """Group the indices of examples to run together: sorted by length, at most CHUNK_TOKENS padded."""
     chunk: list[int] = []
     for index in sorted(range(len(lengths)), key=lengths.__getitem__):
         if chunk and (len(chunk) + 1) * lengths[index] > CHUNK_TOKENS:
@@ -165,15 +165,11 @@ class TrainableModel:
                 if not np.isfinite(values).all():
                     raise InputError(f"{name}: {field} must be finite")
 
-    def _run(
-        self, examples: Sequence[Example], loss: Loss, totals: Totals, *, learn: bool
-    ) -> ForwardResult:
+    def _run(self, examples: Sequence[Example], loss: Loss, totals: Totals, *, learn: bool) -> ForwardResult:
         self._check(examples)
         loss = resolve_loss(loss)
         scale = loss_scale(loss, totals)
-        result = run_examples(
-            self.merged(), self.base.config, examples, loss, scale if learn else None
-        )
+        result = run_examples(self.merged(), self.base.config, examples, loss, scale if learn else None)
         if learn:
             update = factor_gradients(self.factors, result.grads, self.lora.scale)
             for name, grad in update.items():
@@ -183,12 +179,10 @@ class TrainableModel:
         return ForwardResult(result.logprobs, result.loss_sum, mean, count)
 
     def forward(self, examples: Sequence[Example], loss: Loss, totals: Totals) -> ForwardResult:
-        """Current logprobs and losses; nothing changes. Raises InputError for bad input."""
+        """Measure current logprobs and losses; nothing changes. Raises InputError for bad input."""
         return self._run(examples, loss, totals, learn=False)
 
-    def forward_backward(
-        self, examples: Sequence[Example], loss: Loss, totals: Totals
-    ) -> ForwardResult:
+    def forward_backward(self, examples: Sequence[Example], loss: Loss, totals: Totals) -> ForwardResult:
         """As forward, and adds the gradient of the loss (see losses.py) to the accumulated one."""
         return self._run(examples, loss, totals, learn=True)
 
@@ -223,9 +217,7 @@ class TrainableModel:
         return {name: x.copy() for name, x in arrays.items()}
 
     @classmethod
-    def from_state(
-        cls, base: BaseModel, arrays: Mapping[str, np.ndarray], *, load_optimizer: bool
-    ) -> Self:
+    def from_state(cls, base: BaseModel, arrays: Mapping[str, np.ndarray], *, load_optimizer: bool) -> Self:
         """Restore a run. Raises InputError if the state is of another base model or incomplete."""
         lora, factors = read_state(base, arrays)
         model = cls(base, lora, factors)

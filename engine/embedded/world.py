@@ -39,19 +39,25 @@ SEARCH_TOOL: Final[dict[str, object]] = {
 }
 """The tool that the base model was trained with, as handed to the chat template."""
 
-COUNTRIES: Final = tuple(
+
+def _names(text: str) -> tuple[str, ...]:
+    """Split a list of names, each of which is one token of the shipped tokenizer."""
+    return tuple(text.split())
+
+
+COUNTRIES: Final = _names(
     "Zorvia Belmark Karsund Ostland Valdora Nemria Tulvany Grimsel Pasqualand Erevan Lothia Miraval "
-    "Quorland Sarnia Thessal Umbria Wexland Yldrin Cathria Dornia Fenland Halvard Isteria Jorvik".split()
+    "Quorland Sarnia Thessal Umbria Wexland Yldrin Cathria Dornia Fenland Halvard Isteria Jorvik"
 )
-CITIES: Final = tuple(
+CITIES: Final = _names(
     "Melk Tarsin Bexley Corvo Dunmar Eskil Farrow Gorlan Hestia Ivrea Jasko Kelmet Lunden Morven "
     "Narva Orsk Pella Quillon Ravik Solane Tiverne Ulmen Vasto Wendel Xanten Yarrow Zelten Ambry "
-    "Brisk Calder Drava Elsin Fermo Glaston Hollin Inver".split()
+    "Brisk Calder Drava Elsin Fermo Glaston Hollin Inver"
 )
-PEOPLE: Final = tuple(
+PEOPLE: Final = _names(
     "Orla Bram Celia Dario Edith Faisal Greta Hugo Ines Joren Katya Liam Mirela Noor Oskar Petra "
-    "Quentin Rosa Stefan Tilda Ursula Viktor Wanda Xavier Yusuf Zara Anton Bella Conrad Delia "
-    "Emil Fiona Gustav Helga Igor Jana Kurt Leona Marta Nils".split()
+    "Quentin Rosa Stefan Tilda Ursula Viktor Wanda Xavier Yusuf Zara Anton Bella Conrad Delia Emil "
+    "Fiona Gustav Helga Igor Jana Kurt Leona Marta Nils"
 )
 
 
@@ -164,9 +170,7 @@ def _write_lines(path: Path, rows: Iterable[dict[str, object]]) -> None:
     path.write_text(text, encoding="utf-8")
 
 
-def _question_rows(
-    world: World, split: str, questions: Sequence[Question]
-) -> list[dict[str, object]]:
+def _question_rows(world: World, split: str, questions: Sequence[Question]) -> list[dict[str, object]]:
     rows: list[dict[str, object]] = []
     for index, question in enumerate(questions):
         hops = len(question.chain)
