@@ -44,6 +44,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     l: int = 0  # noqa: E741 the paper's letter
     k: int = 0
     expand: str = "random"
+    tau: float = 1.0
+    """τ of the uncertainty policy's softmax."""
     min_group: int = 2
     """Fewest non-void leaves with which the group may close."""
 

@@ -1,0 +1,1 @@
+"""Turns questions into recorded trajectories: protocols, tools, rewards, trees, workers, evaluation."""
