@@ -1,8 +1,6 @@
 """Owns the session with PyTRIO, hosted or embedded: the one way in which anything is sampled or trained.
 
-Both kinds go through the same unmodified SDK; `connect` is the only place where they differ. Every
-SDK error leaves here as one of ours. The embedded kind never leaves this machine: telemetry is off,
-loopback bypasses proxies, and the SDK's files lie in the run directory, not in ~/.pytrio.
+Both kinds go through the same unmodified SDK. Every SDK error leaves here as one of ours.
 """
 
 import contextlib
@@ -10,9 +8,8 @@ import gc
 import hashlib
 import importlib.metadata
 import os
-import sys
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import weakref
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self, TypeVar
@@ -23,21 +20,26 @@ import pytrio
 from numpy.typing import NDArray
 from pytrio.types import SamplingParams
 
-from core.config import AdamSettings, EngineSettings
-from core.errors import CredentialsMissing, EngineError, ServiceRefused, WeightsGone
-from engine import launch
-from engine.datums import PreparedBatch, engine_digest
-from engine.faults import LOGIN_ADVICE, translated
-from engine.watch import Watch
+from core.config import EngineSettings
+from core.errors import EngineError, WeightsGone
+from engine.connection import Connection, open_embedded, open_hosted
+from engine.datums import PreparedBatch, prepare
+from engine.faults import translated
+from engine.saved import Checkpoint, list_checkpoints
+from engine.trainer import StepResult, Trainer
+
+__all__ = [
+    "Checkpoint",
+    "PreparedBatch",
+    "Sampled",
+    "Session",
+    "StepResult",
+    "Trainer",
+    "connect",
+    "prepare",
+]
 
 T = TypeVar("T")
-
-SAMPLES_IN_FLIGHT = 16
-"""Sampling requests that one SDK client sends at once. More cost the SDK more CPU per request
-(its connection pool is scanned for each), fewer leave the engine's batches small."""
-
-LOOPBACK_HOSTS = ("127.0.0.1", "localhost")
-_configuring = threading.Lock()
 
 
 class Sampled(NamedTuple):
@@ -52,150 +54,28 @@ class Sampled(NamedTuple):
     """"stop" or "length"."""
 
 
-class StepResult(NamedTuple):
-    """What an acknowledged optimizer step reports."""
-
-    metrics: dict[str, float]
-    engine_digest: str
-    """SHA-256 hex over the payloads that the engine received for this step; "" on the hosted service."""
-
-
-class Checkpoint(NamedTuple):
-    """One saved checkpoint, as the service lists it."""
-
-    checkpoint_id: str
-    training_run: str
-    uri: str
-    kind: str
-    """"training" (a state) or "sampler" (weights)."""
-    size_bytes: int | None
-    created_at: float
-    """Unix seconds."""
-    expires_at: float | None
-
-
 def connect(settings: EngineSettings, run_dir: Path) -> "Session":
     """Return a session; use it as a context manager.
 
     Embedded: joins the run's engine or starts it. Hosted: checks the credentials at once. Raises
     CredentialsMissing, ServiceBusy, ServiceRefused or EngineError.
     """
-    if settings.kind == "embedded":
-        return _connect_embedded(settings, run_dir)
-    return _connect_hosted(settings, run_dir)
-
-
-def _connect_embedded(settings: EngineSettings, run_dir: Path) -> "Session":
-    _stay_on_this_machine()
-    joined = launch.join(run_dir)
-    folder = launch.engine_folder(run_dir)
-    watch = Watch(folder, joined.address)
-    try:
-        if settings.base_model not in ("", joined.address.model, joined.address.model_folder):
-            raise ServiceRefused(
-                f"the embedded engine has no model {settings.base_model!r}: leave "
-                f"engine.base_model empty, or use {joined.address.model!r}"
-            )
-        with _configuring:
-            pytrio.configure_observability(enabled=False)
-            pytrio.configure(
-                home=str(folder / "home"),
-                base_url=joined.address.url,
-                api_key=joined.address.token,
-                log_level="WARNING",
-                control_retry_timeout_seconds=1.0,
-                training_retry_timeout_seconds=settings.request_timeout,
-                sampling_retry_timeout_seconds=settings.request_timeout,
-                retry_initial_delay_seconds=0.05,
-                retry_max_delay_seconds=1.0,
-                sampling_request_max_in_flight=SAMPLES_IN_FLIGHT,
-                sampling_request_queue_capacity=4096,
-            )
-            service = _open_service(watch)
-    except BaseException:
-        watch.close()
-        os.close(joined.users)
-        raise
-    model = joined.address.model
-    identity = {"base_model": joined.address.fingerprint}
-    tokenizer = joined.address.model_folder
-    return Session(service, watch, model, identity, tokenizer=tokenizer, users=joined.users)
-
-
-def _connect_hosted(settings: EngineSettings, run_dir: Path) -> "Session":
-    if not settings.base_model:
-        raise ServiceRefused(
-            "engine.base_model is empty: name a model of the hosted service, such as "
-            "'Qwen/Qwen3.5-4B'"
-        )
-    patience = settings.request_timeout
-    watch = Watch(launch.engine_folder(run_dir), None)
-    with _configuring:
-        # An earlier embedded session in this process has pointed the SDK elsewhere.
-        pytrio.configure(
-            home=str(Path.home()),
-            env=os.environ.get("PYTRIO_ENV"),
-            api_key=os.environ.get("PYTRIO_API_KEY"),
-            base_url=os.environ.get("PYTRIO_BASE_URL"),
-            control_retry_timeout_seconds=patience,
-            training_retry_timeout_seconds=patience,
-            sampling_retry_timeout_seconds=patience,
-            actor_capacity_wait_timeout_seconds=patience,
-            sampling_request_max_in_flight=SAMPLES_IN_FLIGHT,
-            sampling_request_queue_capacity=4096,
-        )
-        service = _open_service(watch)
-    identity = {"base_model": settings.base_model}
-    return Session(service, watch, settings.base_model, identity, tokenizer="", users=None)
-
-
-def _open_service(watch: Watch) -> pytrio.ServiceClient:
-    """Return an authenticated client; without a key this fails before anything is sent."""
-    try:
-        with translated("opening a session with PyTRIO"):
-            return watch.run(pytrio.ServiceClient)
-    except CredentialsMissing as exc:
-        if "auth.missing_api_key" in str(exc):
-            raise CredentialsMissing(f"no PyTRIO API key was found: {LOGIN_ADVICE}") from exc
-        raise
-
-
-def _stay_on_this_machine() -> None:
-    """Keep this process's SDK off the network and away from the user's files.
-
-    Proxies must not see loopback traffic. The tokenizer is a local folder, so nothing may be
-    fetched; and the SDK prefers modelscope for it, whose import takes seconds and writes under the
-    home directory: with that import blocked it uses transformers, as it does when modelscope is
-    not installed.
-    """
-    for name in ("NO_PROXY", "no_proxy"):
-        hosts = [host for host in os.environ.get(name, "").split(",") if host]
-        missing = [host for host in LOOPBACK_HOSTS if host not in hosts]
-        os.environ[name] = ",".join(hosts + missing)
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    os.environ.setdefault("TRANSFORMERS_OFFLINE", "1")
-    sys.modules.setdefault("modelscope", None)  # type: ignore[arg-type]  # None blocks the import
+    opener = open_embedded if settings.kind == "embedded" else open_hosted
+    return Session(opener(settings, run_dir))
 
 
 class Session:
     """One authenticated session, from which policies are sampled and trainers are made."""
 
-    def __init__(
-        self,
-        service: pytrio.ServiceClient,
-        watch: Watch,
-        model_name: str,
-        identity: Mapping[str, str],
-        *,
-        tokenizer: str,
-        users: int | None,
-    ) -> None:
-        self.model_name = model_name
-        self._service: pytrio.ServiceClient | None = service
-        self._watch = watch
-        self._identity = dict(identity)
-        self._tokenizer_folder = tokenizer
-        self._users = users
+    def __init__(self, connection: Connection) -> None:
+        self.model_name = connection.model
+        """The base model, as the service names it."""
+        self._service: pytrio.ServiceClient | None = connection.service
+        self._watch = connection.watch
+        self._fingerprint = connection.fingerprint
+        self._tokenizer_folder = connection.tokenizer_folder
+        self._users = connection.users
+        self._trainers: weakref.WeakSet[Trainer] = weakref.WeakSet()
         self._samplers: dict[str, pytrio.SamplingClient] = {}
         self._sampler_lock = anyio.Lock()
         self._tokenizer: Any = None
@@ -217,6 +97,8 @@ class Session:
 
     def close(self) -> None:
         """End the session at the service, then let the embedded engine go. Safe to repeat."""
+        for trainer in list(self._trainers):
+            trainer.release()
         self._samplers.clear()
         self._service = None
         # The SDK ends its session when its last client is collected, and has no call for it.
@@ -242,9 +124,7 @@ class Session:
                 # transformers takes a second to import, and commands that never encode do without.
                 from transformers import AutoTokenizer  # noqa: PLC0415
 
-                self._tokenizer = AutoTokenizer.from_pretrained(
-                    self._tokenizer_folder, local_files_only=True
-                )
+                self._tokenizer = AutoTokenizer.from_pretrained(self._tokenizer_folder, local_files_only=True)
             else:
                 with self._sampler("") as sampler:
                     self._tokenizer = self._call("loading the tokenizer", sampler.get_tokenizer)
@@ -258,7 +138,7 @@ class Session:
         return {
             "sdk": f"pytrio {importlib.metadata.version('pytrio')}",
             "tokenizer": digest.hexdigest(),
-            **self._identity,
+            "base_model": self._fingerprint,
         }
 
     @contextlib.contextmanager
@@ -279,7 +159,7 @@ class Session:
         return self._open().create_sampling_client(self.model_name, weights_uri or None)
 
     @contextlib.asynccontextmanager
-    async def _async_sampler(self, weights_uri: str) -> Any:
+    async def _async_sampler(self, weights_uri: str) -> AsyncIterator[pytrio.SamplingClient]:
         """Yield the cached sampling client without blocking the event loop."""
         async with self._sampler_lock:
             if weights_uri not in self._samplers:
@@ -292,7 +172,7 @@ class Session:
         with self._sampler(weights_uri) as client, translated("sampling", uri=weights_uri):
             yield client
 
-    async def sample(
+    async def sample(  # noqa: PLR0913 - the sampling parameters by name
         self,
         weights_uri: str,
         prompt: NDArray[np.int32],
@@ -321,9 +201,7 @@ class Session:
         tokens = pytrio.ModelInput.from_ints(np.asarray(prompt).tolist())
         async with self._async_sampler(weights_uri) as client:
             response = await self._watch.run_async(
-                lambda: client.sample_async(
-                    prompt=tokens, num_samples=num_samples, sampling_params=params
-                )
+                lambda: client.sample_async(prompt=tokens, num_samples=num_samples, sampling_params=params)
             )
         return [
             Sampled(
@@ -335,9 +213,7 @@ class Session:
             for sequence in response.sequences
         ]
 
-    async def compute_logprobs(
-        self, weights_uri: str, tokens: NDArray[np.int32]
-    ) -> NDArray[np.float32]:
+    async def compute_logprobs(self, weights_uri: str, tokens: NDArray[np.int32]) -> NDArray[np.float32]:
         """Return float32 [n]: the logprob of each token given those before it, 0 for the first."""
         prompt = pytrio.ModelInput.from_ints(np.asarray(tokens).tolist())
         async with self._async_sampler(weights_uri) as client:
@@ -374,7 +250,7 @@ class Session:
                 train_unembed=train_unembed,
             ),
         )
-        return Trainer(client, self._call)
+        return self._trainer(client)
 
     def restore_trainer(self, state_uri: str) -> "Trainer":
         """Return a new trainer with a saved state's weights and optimizer; raises WeightsGone."""
@@ -383,21 +259,16 @@ class Session:
             lambda: self._open().create_training_client_from_state_with_optimizer(state_uri),
             uri=state_uri,
         )
-        return Trainer(client, self._call)
+        return self._trainer(client)
+
+    def _trainer(self, client: pytrio.TrainingClient) -> Trainer:
+        trainer = Trainer(client, self._call)
+        self._trainers.add(trainer)
+        return trainer
 
     def list_checkpoints(self) -> list[Checkpoint]:
         """Return the checkpoints of this workspace (embedded: of this run directory), newest first."""
-        rest = self._open().create_rest_client()
-        found: list[Checkpoint] = []
-        while True:
-            offset = len(found)
-            page = self._call(
-                "listing checkpoints",
-                lambda offset=offset: rest.list_user_checkpoints(100, offset).result(),
-            )
-            found.extend(_checkpoint(item) for item in page.checkpoints)
-            if not page.checkpoints or (page.cursor and len(found) >= page.cursor.total_count):
-                return found
+        return list_checkpoints(self._open().create_rest_client(), self._call)
 
     def delete_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Delete a checkpoint; one that is gone already is no error."""
@@ -411,73 +282,3 @@ class Session:
                 uri=checkpoint.uri,
             )
         self._samplers.pop(checkpoint.uri, None)
-
-
-def _checkpoint(item: Any) -> Checkpoint:
-    return Checkpoint(
-        checkpoint_id=item.checkpoint_id,
-        training_run=item.path.removeprefix("trio://").split("/")[0],
-        uri=item.path,
-        kind=item.checkpoint_type,
-        size_bytes=item.size_bytes,
-        created_at=item.time.timestamp(),
-        expires_at=None if item.expires_at is None else item.expires_at.timestamp(),
-    )
-
-
-class Trainer:
-    """One training run; its calls block, in order, until the service has answered."""
-
-    def __init__(self, client: pytrio.TrainingClient, call: Callable[..., Any]) -> None:
-        self.training_run: str = client.training_run_cuid
-        self._client = client
-        self._call = call
-
-    def __repr__(self) -> str:
-        return f"<Trainer {self.training_run}>"
-
-    def forward_backward(
-        self, batch: PreparedBatch, loss: str, loss_config: Mapping[str, float]
-    ) -> list[NDArray[np.float32]]:
-        """Add the gradient of one micro-batch; returns the trainer's logprobs, float32 [n] per datum.
-
-        Raises TrainerBroken when the run cannot go on, after which it must be restored.
-        """
-        output = self._call(
-            "forward_backward",
-            lambda: self._client.forward_backward(
-                batch.datums, loss_fn=loss, loss_fn_config=dict(loss_config)
-            ).result(),
-        )
-        return [
-            np.asarray(item["logprobs"].data, dtype=np.float32) for item in output.loss_fn_outputs
-        ]
-
-    def optim_step(self, learning_rate: float, adam: AdamSettings) -> StepResult:
-        """Apply the accumulated gradient; returns once the service has acknowledged it."""
-        params = pytrio.AdamParams(
-            learning_rate=learning_rate,
-            beta1=adam.beta1,
-            beta2=adam.beta2,
-            eps=adam.eps,
-            weight_decay=adam.weight_decay,
-            grad_clip_norm=adam.grad_clip_norm,
-        )
-        response = self._call("optim_step", lambda: self._client.optim_step(params).result())
-        return StepResult(*engine_digest(response.metrics))
-
-    def save_weights(self, name: str, ttl_seconds: int | None = None) -> str:
-        """Save the weights for sampling; returns their URI."""
-        response = self._call(
-            f"saving weights {name!r}",
-            lambda: self._client.save_weights_for_sampler(name, ttl_seconds=ttl_seconds).result(),
-        )
-        return str(response.path)
-
-    def save_state(self, name: str, ttl_seconds: int | None = None) -> str:
-        """Save weights and optimizer; returns the URI for restore_trainer."""
-        response = self._call(
-            f"saving state {name!r}",
-            lambda: self._client.save_state(name, ttl_seconds=ttl_seconds).result(),
-        )
-        return str(response.path)

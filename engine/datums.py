@@ -13,11 +13,10 @@ from typing import NamedTuple
 
 import numpy as np
 import pytrio
+from core.datum import DatumArrays, datum_digest
 from numpy.typing import NDArray
 from pytrio.types.forward.encoded_text_chunk import EncodedTextChunk
 from pytrio.types.forward.tensor_data import TensorData
-
-from core.datum import DatumArrays, datum_digest
 
 DIGEST_METRIC = "payload_digest_"
 DIGEST_WORDS = 8
@@ -77,7 +76,8 @@ def _runs(values: NDArray[np.float32]) -> list[float]:
     """Return float32 values as a list of floats, made run by run: most are zeros, or repeat."""
     edges = np.flatnonzero(np.diff(values.view(np.int32)))
     if len(edges) * 4 > len(values):
-        return values.tolist()
+        whole: list[float] = values.tolist()
+        return whole
     result: list[float] = []
     start = 0
     for end in [*(edges + 1).tolist(), len(values)]:

@@ -36,6 +36,8 @@ GONE_CODES = frozenset(
     {"checkpoint_not_found", "checkpoint_expired", "checkpoint_deleted", "checkpoint_damaged"}
 )
 GONE_STATUS = frozenset({404, 410})
+PAYMENT_CODES = frozenset({"billing_insufficient_balance"})
+PAYMENT_ADVICE = "the balance is used up: add credit, then start again; nothing is lost"
 PAYMENT_REQUIRED = 402
 UNAUTHORIZED = 401
 BUSY_STATUS = frozenset({408, 429, 500, 502, 503, 504})
@@ -49,21 +51,20 @@ def translate(exc: Exception, what: str, *, uri: str = "") -> EngineError:
         kind = ServiceRefused if isinstance(exc, ValueError | TypeError) else EngineError
         return kind(f"{what} failed: {exc}")
     code, status = exc.code, exc.status_code
-    hint = f" {exc.hint}" if exc.hint else ""
     said = f"{what} failed: {exc.message.rstrip('.')} ({code})."
-    if code in KEY_CODES or status == UNAUTHORIZED:
-        return CredentialsMissing(f"{said} The API key is not accepted: {LOGIN_ADVICE}")
-    if code in GONE_CODES or (uri and status in GONE_STATUS and "model" not in code):
-        return WeightsGone(f"{said} {uri!r} can no longer be used: publish or restore another.")
-    if code in BROKEN_CODES:
-        return TrainerBroken(f"{said} Restore from the newest checkpoint.")
-    if code == "billing_insufficient_balance" or status == PAYMENT_REQUIRED:
-        return ServiceRefused(f"{said} The balance is used up: add credit, then start again.")
-    if code in BUSY_CODES or status in BUSY_STATUS:
-        return ServiceBusy(f"{said}{hint} The run can be started again later; nothing is lost.")
-    if code.startswith("validation.") or status in CLIENT_ERRORS or exc.source == "event":
-        return ServiceRefused(f"{said}{hint}")
-    return EngineError(f"{said}{hint}")
+    gone = bool(uri) and status in GONE_STATUS and "model" not in code
+    refused = code.startswith("validation.") or status in CLIENT_ERRORS or exc.source == "event"
+    for applies, error, advice in (
+        (code in KEY_CODES or status == UNAUTHORIZED, CredentialsMissing, LOGIN_ADVICE),
+        (code in GONE_CODES or gone, WeightsGone, f"{uri!r} is gone: publish or restore another"),
+        (code in BROKEN_CODES, TrainerBroken, "restore from the newest checkpoint"),
+        (code in PAYMENT_CODES or status == PAYMENT_REQUIRED, ServiceRefused, PAYMENT_ADVICE),
+        (code in BUSY_CODES or status in BUSY_STATUS, ServiceBusy, "start again later"),
+        (refused, ServiceRefused, exc.hint),
+    ):
+        if applies:
+            return error(f"{said} {advice}" if advice else said)
+    return EngineError(f"{said} {exc.hint}".rstrip())
 
 
 @contextlib.contextmanager

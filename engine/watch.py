@@ -9,7 +9,7 @@ import threading
 from collections.abc import Awaitable, Callable
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import anyio
 
@@ -94,7 +94,8 @@ class Watch:
                 future.set_exception(exc)
 
         threading.Thread(target=body, name="engine-call", daemon=True).start()
-        wait([future, self._death], return_when=FIRST_COMPLETED)
+        waits: tuple[Future[Any], ...] = (future, self._death)
+        wait(waits, return_when=FIRST_COMPLETED)
         if not future.done():
             raise self._died()
         return future.result()

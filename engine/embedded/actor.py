@@ -63,7 +63,7 @@ async def get_event(request: Request) -> Response:
     return await wait_for(event, preferred_wait(request, engine.limits.longest_poll))
 
 
-async def heartbeat(request: Request) -> Response:
+async def heartbeat(_request: Request) -> Response:
     """Say how often to call again."""
     return json_answer({"heartbeat_ms": HEARTBEAT_MS})
 

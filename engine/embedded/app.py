@@ -10,13 +10,13 @@ from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
 
-from engine.embedded import actor, catalog, control
+from engine.embedded import actor, catalog, control, leases
 from engine.embedded.checkpoints import CheckpointStore
 from engine.embedded.compute import BaseModel
 from engine.embedded.guard import Guard
 from engine.embedded.runs import Registry
 from engine.embedded.samplers import Samplers
-from engine.embedded.state import Engine, Limits, refusal
+from engine.embedded.state import Engine, Identity, Limits, refusal
 from engine.embedded.wire import Refused
 from engine.embedded.worker import Worker
 
@@ -24,7 +24,7 @@ COLLECT_SECONDS = 30.0
 """How often checkpoints whose lifetime has ended are deleted; they are refused at once anyway."""
 
 
-async def on_refused(request: Request, exc: Exception) -> Response:
+async def on_refused(_request: Request, exc: Exception) -> Response:
     """Answer a refusal."""
     if not isinstance(exc, Refused):
         raise exc
@@ -37,7 +37,7 @@ async def on_http_error(request: Request, exc: Exception) -> Response:
     return refusal(status, "not_found", f"{request.method} {request.url.path}: no such call")
 
 
-async def on_fault(request: Request, exc: Exception) -> Response:
+async def on_fault(request: Request, _exc: Exception) -> Response:
     """Answer a fault of ours with a 4xx: the SDK would retry a 5xx for 15 minutes."""
     message = f"the engine failed on {request.method} {request.url.path}; engine.log says why"
     return refusal(400, "engine_fault", message)
@@ -51,25 +51,22 @@ async def collect_for_ever(store: CheckpointStore) -> None:
 
 
 def build_app(
-    *,
     base: BaseModel,
-    alias: str,
     store: CheckpointStore,
-    token: str,
-    instance: str,
+    identity: Identity,
     limits: Limits,
     on_stop: Callable[[], None] = lambda: None,
 ) -> Starlette:
     """Return the engine as an ASGI application; its lifespan runs the compute thread.
 
-    `token` must come with every request; `on_stop` is called when a client asks the engine to end.
+    `on_stop` is called when a client asks the engine to end.
     """
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         worker = Worker(Samplers(base, store).sample)
         registry = Registry(base, store, worker)
-        app.state.engine = Engine(base, alias, token, instance, limits, store, worker, registry)
+        app.state.engine = Engine(base, identity, limits, store, worker, registry)
         app.state.on_stop = on_stop
         try:
             async with anyio.create_task_group() as group:
@@ -80,8 +77,8 @@ def build_app(
             worker.stop()
 
     return Starlette(
-        routes=[*control.ROUTES, *catalog.ROUTES, *actor.ROUTES],
-        middleware=[Middleware(Guard, token=token, limits=limits)],
+        routes=[*control.ROUTES, *leases.ROUTES, *catalog.ROUTES, *actor.ROUTES],
+        middleware=[Middleware(Guard, token=identity.token, limits=limits)],
         exception_handlers={
             Refused: on_refused,
             HTTPException: on_http_error,

@@ -7,7 +7,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from engine.embedded.checkpoints import CheckpointRecord, RunRecord
-from engine.embedded.control import API, MODEL_SPEC, WORKSPACE, adapter, cursor, page
+from engine.embedded.control import API, MODEL_SPEC, WORKSPACE, cursor, page
+from engine.embedded.leases import adapter
 from engine.embedded.state import Engine, JsonObject, engine_of, iso, json_answer
 from engine.embedded.wire import Refused
 
@@ -124,8 +125,8 @@ async def status(request: Request) -> Response:
     checkpoints = engine.store.checkpoints()
     return json_answer(
         {
-            "instance": engine.instance,
-            "model": engine.alias,
+            "instance": engine.identity.instance,
+            "model": engine.identity.alias,
             "fingerprint": engine.base.fingerprint,
             "sessions": sum(not s.ended for s in engine.registry.sessions.values()),
             "training_runs": len(engine.registry.training_runs),

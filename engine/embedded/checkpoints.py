@@ -22,7 +22,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.embedded.wire import Refused
+from engine.embedded.wire import Refused, Save
 
 Kind = Literal["weights", "state"]
 Arrays = Mapping[str, NDArray[Any]]
@@ -151,20 +151,11 @@ class CheckpointStore:
             return sorted(self._runs.values(), key=lambda run: -run.created_at)
 
     def save(
-        self,
-        training_run: str,
-        kind: Kind,
-        name: str,
-        arrays: Arrays,
-        *,
-        step: int,
-        ttl_seconds: int | None,
-        overwrite: bool,
-        temporary: bool,
+        self, training_run: str, kind: Kind, request: Save, arrays: Arrays, *, step: int
     ) -> CheckpointRecord:
         """Write one checkpoint durably; raises Refused 409 when the name is taken."""
-        uri = f"trio://{training_run}/{kind}/{check_name(name)}"
-        if not overwrite and self._live(uri) is not None:
+        uri = f"trio://{training_run}/{kind}/{check_name(request.name)}"
+        if not request.overwrite and self._live(uri) is not None:
             raise Refused(409, "checkpoint_exists", f"{uri} exists already: choose a name that is new")
         buffer = io.BytesIO()
         np.savez(buffer, allow_pickle=False, **dict(arrays))
@@ -174,13 +165,13 @@ class CheckpointStore:
             cuid=f"ckpt-{secrets.token_hex(8)}",
             training_run=training_run,
             kind=kind,
-            name=name,
+            name=request.name,
             step=step,
             size_bytes=len(data),
             sha256=hashlib.sha256(data).hexdigest(),
             created_at=now,
-            expires_at=None if ttl_seconds is None else now + ttl_seconds,
-            temporary=temporary,
+            expires_at=None if request.ttl_seconds is None else now + request.ttl_seconds,
+            temporary=request.visibility == "TEMPORARY",
         )
         write_file(self._path(record, ".npz"), data)
         write_file(self._path(record, ".json"), msgspec.json.encode(record))

@@ -13,19 +13,19 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import anyio
 import msgspec
 import uvicorn
 
 from engine.embedded.app import build_app
-from engine.embedded.checkpoints import CheckpointStore, write_file
 from engine.embedded.base_model import BASE_FOLDER
+from engine.embedded.checkpoints import CheckpointStore, write_file
 from engine.embedded.compute import BaseModel
-from engine.embedded.state import Limits
+from engine.embedded.state import Identity, Limits
 from engine.locks import ADDRESS, LOCK, USERS, Address, open_lock, try_lock, unlock
 
-Announce = Callable[[Address], None]
 logger = logging.getLogger("rolltape.engine")
 
 ALIAS = "rolltape/tiny"
@@ -33,6 +33,21 @@ LOCK_PATIENCE = 5.0
 """Seconds to try for engine.lock, which clients take shared for an instant to see if we live."""
 GRACE_SECONDS = 2
 """Seconds that open requests are given when the engine stops."""
+
+
+class Options(NamedTuple):
+    """How one engine process runs."""
+
+    folder: Path
+    base: Path
+    """The base model's folder."""
+    port: int
+    """0 takes a free one."""
+    idle_seconds: float | None
+    """How long it stays unused; None is for ever."""
+    announce: bool
+    """Whether to print the variables that a program of the SDK needs."""
+    limits: Limits
 
 
 def take_lock(folder: Path) -> int | None:
@@ -82,76 +97,79 @@ async def watch(folder: Path, lock: int, idle_seconds: float | None) -> str:
         unlock(users)
 
 
-class EngineServer:
+class AnnouncedServer(uvicorn.Server):
+    """A server that says when it listens."""
+
+    def __init__(self, config: uvicorn.Config, on_listening: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._on_listening = on_listening
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start listening, then say so."""
+        await super().startup(sockets)
+        if self.started:
+            self._on_listening()
+
+
+class EngineProcess:
     """One engine process between taking its lock and its end."""
 
-    def __init__(self, folder: Path, base: Path, lock: int, limits: Limits, announce: Announce) -> None:
-        self._folder = folder
+    def __init__(self, options: Options, lock: int, listener: socket.socket) -> None:
+        self._options = options
         self._lock = lock
-        self._announce = announce
-        self._instance = secrets.token_hex(8)
-        token = secrets.token_urlsafe(32)
-        self._base = BaseModel.load(base)
-        self._token = token
+        self._listener = listener
+        self._base = BaseModel.load(options.base)
+        self._identity = Identity(ALIAS, secrets.token_urlsafe(32), secrets.token_hex(8))
         app = build_app(
-            base=self._base,
-            alias=ALIAS,
-            store=CheckpointStore(folder),
-            token=token,
-            instance=self._instance,
-            limits=limits,
+            self._base,
+            CheckpointStore(options.folder),
+            self._identity,
+            options.limits,
             on_stop=lambda: self._end("a client asked for it"),
         )
-        self._uvicorn = uvicorn.Server(
-            uvicorn.Config(
-                app,
-                log_config=None,
-                access_log=False,
-                server_header=False,
-                timeout_keep_alive=75,
-                timeout_graceful_shutdown=GRACE_SECONDS,
-                ws="none",
-            )
+        config = uvicorn.Config(
+            app,
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_keep_alive=75,
+            timeout_graceful_shutdown=GRACE_SECONDS,
+            ws="none",
         )
+        self._server = AnnouncedServer(config, self._publish)
 
     def _end(self, reason: str) -> None:
         logger.info("engine %d ends: %s", os.getpid(), reason)
-        self._uvicorn.should_exit = True
+        self._server.should_exit = True
 
-    def publish(self, port: int) -> Address:
+    def _publish(self) -> None:
         """Write engine.json, readable by this user only."""
         address = Address(
             pid=os.getpid(),
-            instance=self._instance,
-            url=f"http://127.0.0.1:{port}",
-            token=self._token,
+            instance=self._identity.instance,
+            url=f"http://127.0.0.1:{self._listener.getsockname()[1]}",
+            token=self._identity.token,
             model=ALIAS,
             model_folder=str(self._base.folder),
             fingerprint=self._base.fingerprint,
         )
-        write_file(self._folder / ADDRESS, msgspec.json.encode(address))
-        return address
+        write_file(self._options.folder / ADDRESS, msgspec.json.encode(address))
+        logger.info("engine %d listens at %s", address.pid, address.url)
+        if self._options.announce:
+            print_variables(address)
 
-    async def serve(self, listener: socket.socket, idle_seconds: float | None) -> None:
+    async def serve(self) -> None:
         """Serve until stopped, unused, or without a folder."""
-        port = listener.getsockname()[1]
+
+        async def end_when_due() -> None:
+            folder, idle_seconds = self._options.folder, self._options.idle_seconds
+            self._end(await watch(folder, self._lock, idle_seconds))
+
         async with anyio.create_task_group() as group:
-
-            async def announce() -> None:
-                while not self._uvicorn.started:
-                    await anyio.sleep(0.002)
-                address = self.publish(port)
-                logger.info("engine %d listens at %s", address.pid, address.url)
-                self._announce(address)
-
-            async def end_when_due() -> None:
-                self._end(await watch(self._folder, self._lock, idle_seconds))
-
-            group.start_soon(announce)
             group.start_soon(end_when_due)
-            await self._uvicorn.serve(sockets=[listener])
+            await self._server.serve(sockets=[self._listener])
             group.cancel_scope.cancel()
-        (self._folder / ADDRESS).unlink(missing_ok=True)
+        (self._options.folder / ADDRESS).unlink(missing_ok=True)
 
 
 def print_variables(address: Address) -> None:
@@ -163,29 +181,20 @@ def print_variables(address: Address) -> None:
     sys.stdout.flush()
 
 
-def run(
-    folder: Path,
-    *,
-    base: Path,
-    port: int,
-    idle_seconds: float | None,
-    limits: Limits,
-    announce: Announce,
-) -> int:
+def run(options: Options) -> int:
     """Run one engine to its end; returns an exit status (3: another engine has the folder)."""
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    lock = take_lock(folder)
+    options.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    lock = take_lock(options.folder)
     if lock is None:
-        logger.error("another engine holds %s", folder / LOCK)
+        logger.error("another engine holds %s", options.folder / LOCK)
         return 3
-    (folder / ADDRESS).unlink(missing_ok=True)
-    server = EngineServer(folder, base, lock, limits, announce)
+    (options.folder / ADDRESS).unlink(missing_ok=True)
     # With the protocol named, asyncio switches Nagle's algorithm off; else each answer takes 40 ms.
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(("127.0.0.1", port))
+        listener.bind(("127.0.0.1", options.port))
         listener.listen(1024)
-        anyio.run(server.serve, listener, idle_seconds)
+        anyio.run(EngineProcess(options, lock, listener).serve)
     return 0
 
 
@@ -198,20 +207,19 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--idle-seconds", type=float, default=None, help="default: never ends")
     parser.add_argument("--max-batch-size", type=int, default=Limits().max_batch_size)
     parser.add_argument("--announce", action="store_true", help="print the SDK's variables")
-    options = parser.parse_args(arguments)
+    parsed = parser.parse_args(arguments)
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
-    limits = Limits(max_batch_size=options.max_batch_size)
-    folder = options.dir.resolve()
+    options = Options(
+        folder=parsed.dir.resolve(),
+        base=parsed.base.resolve(),
+        port=parsed.port,
+        idle_seconds=parsed.idle_seconds,
+        announce=parsed.announce,
+        limits=Limits(max_batch_size=parsed.max_batch_size),
+    )
     try:
-        return run(
-            folder,
-            base=options.base.resolve(),
-            port=options.port,
-            idle_seconds=options.idle_seconds,
-            limits=limits,
-            announce=print_variables if options.announce else lambda _: None,
-        )
+        return run(options)
     except KeyboardInterrupt:
         return 130
 

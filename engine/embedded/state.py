@@ -1,6 +1,6 @@
 """Owns the parts that every handler of the engine shares, and how an answer is written."""
 
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 import msgspec
@@ -31,13 +31,22 @@ class Limits(NamedTuple):
     """Seconds after which an event poll answers `running`; the SDK gives up at 65."""
 
 
+class Identity(NamedTuple):
+    """What one engine process is called, and what it asks of its clients."""
+
+    alias: str
+    """The base model's name; its folder's path is accepted too."""
+    token: str
+    """Must come with every request."""
+    instance: str
+    """Random, new with every process."""
+
+
 class Engine(NamedTuple):
     """Everything behind the HTTP surface."""
 
     base: BaseModel
-    alias: str
-    token: str
-    instance: str
+    identity: Identity
     limits: Limits
     store: CheckpointStore
     worker: Worker
@@ -62,7 +71,7 @@ def refusal(status: int, code: str, message: str) -> Response:
 
 def iso(seconds: float) -> str:
     """Return Unix seconds as ISO 8601 in UTC."""
-    return datetime.fromtimestamp(seconds, timezone.utc).isoformat()
+    return datetime.fromtimestamp(seconds, UTC).isoformat()
 
 
 JsonObject = dict[str, Any]

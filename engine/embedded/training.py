@@ -19,7 +19,7 @@ from engine.embedded.calls import (
     Loss,
     Totals,
 )
-from engine.embedded.checkpoints import CheckpointStore
+from engine.embedded.checkpoints import CheckpointStore, Kind
 from engine.embedded.compute import BaseModel, TrainableModel
 from engine.embedded.digests import Call, as_metrics, datum_digest, payload_digest
 from engine.embedded.wire import Refused
@@ -128,16 +128,9 @@ class Trainer:
         return {"metrics": metrics}
 
     def _save(self, request: wire.Save, *, full: bool) -> Result:
-        record = self._store.save(
-            self._training_run,
-            "state" if full else "weights",
-            request.name,
-            self._ready().state_dict(optimizer=full),
-            step=self._steps,
-            ttl_seconds=request.ttl_seconds,
-            overwrite=request.overwrite,
-            temporary=request.visibility == "TEMPORARY",
-        )
+        kind: Kind = "state" if full else "weights"
+        arrays = self._ready().state_dict(optimizer=full)
+        record = self._store.save(self._training_run, kind, request, arrays, step=self._steps)
         checkpoint = {
             "uri": record.uri,
             "checkpoint_cuid": record.cuid,

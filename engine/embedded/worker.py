@@ -126,7 +126,7 @@ class Worker:
             # One bad request must not fail its neighbours.
             for job in batch:
                 self._sample_batch([job])
-        except Exception as exc:  # noqa: BLE001 - the thread must outlive any fault in a request
+        except Exception as exc:  # the thread must outlive any fault in a request
             logger.exception("sampling failed")
             for job in batch:
                 self._post(job.future, None, exc)

@@ -1,0 +1,99 @@
+"""Owns one training run at the service: gradients, optimizer steps and saved weights, in order."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+import numpy as np
+import pytrio
+from numpy.typing import NDArray
+
+from core.config import AdamSettings
+from core.errors import EngineError
+from engine.datums import PreparedBatch, engine_digest
+
+T = TypeVar("T")
+
+
+class Call(Protocol):
+    """Runs one SDK call, named for its error messages, with the session's watch."""
+
+    def __call__(self, what: str, work: Any, *, uri: str = "") -> Any:
+        """Return what `work` returns; raises one of our errors."""
+
+
+class StepResult(NamedTuple):
+    """What an acknowledged optimizer step reports."""
+
+    metrics: dict[str, float]
+    engine_digest: str
+    """SHA-256 hex over the payloads the engine received for this step (see datums.payload_digest);
+    "" on the hosted service."""
+
+
+class Trainer:
+    """One training run; its calls block, in order, until the service has answered.
+
+    Each raises TrainerBroken when the run cannot go on, after which it must be restored.
+    """
+
+    def __init__(self, client: pytrio.TrainingClient, call: Call) -> None:
+        self.training_run: str = client.training_run_cuid
+        self._client: pytrio.TrainingClient | None = client
+        self._call = call
+
+    def __repr__(self) -> str:
+        return f"<Trainer {self.training_run}{'' if self._client else ' released'}>"
+
+    def release(self) -> None:
+        """Give the run up; the session does so when it closes. Safe to repeat."""
+        self._client = None
+
+    def _open(self) -> pytrio.TrainingClient:
+        if self._client is None:
+            raise EngineError(f"the session of training run {self.training_run!r} is closed")
+        return self._client
+
+    def forward_backward(
+        self, batch: PreparedBatch, loss: str, loss_config: Mapping[str, float]
+    ) -> list[NDArray[np.float32]]:
+        """Add one micro-batch's gradient; returns the trainer's logprobs, float32 [n] per datum."""
+        client = self._open()
+        output = self._call(
+            "forward_backward",
+            lambda: client.forward_backward(
+                batch.datums, loss_fn=loss, loss_fn_config=dict(loss_config)
+            ).result(),
+        )
+        return [np.asarray(item["logprobs"].data, dtype=np.float32) for item in output.loss_fn_outputs]
+
+    def optim_step(self, learning_rate: float, adam: AdamSettings) -> StepResult:
+        """Apply the accumulated gradient; returns once the service has acknowledged it."""
+        client = self._open()
+        params = pytrio.AdamParams(
+            learning_rate=learning_rate,
+            beta1=adam.beta1,
+            beta2=adam.beta2,
+            eps=adam.eps,
+            weight_decay=adam.weight_decay,
+            grad_clip_norm=adam.grad_clip_norm,
+        )
+        response = self._call("optim_step", lambda: client.optim_step(params).result())
+        return StepResult(*engine_digest(response.metrics))
+
+    def save_weights(self, name: str, ttl_seconds: int | None = None) -> str:
+        """Save the weights for sampling; returns their URI."""
+        client = self._open()
+        response = self._call(
+            f"saving weights {name!r}",
+            lambda: client.save_weights_for_sampler(name, ttl_seconds=ttl_seconds).result(),
+        )
+        return str(response.path)
+
+    def save_state(self, name: str, ttl_seconds: int | None = None) -> str:
+        """Save weights and optimizer; returns the URI for Session.restore_trainer."""
+        client = self._open()
+        response = self._call(
+            f"saving state {name!r}",
+            lambda: client.save_state(name, ttl_seconds=ttl_seconds).result(),
+        )
+        return str(response.path)
