@@ -2,168 +2,186 @@
 
 Runs the demo's loop without the wire: BM25 over the world's facts, the Qwen3.5 template, groups of
 trajectories, reward minus group mean, importance_sampling, one AdamW step per batch. Prints one JSON
-line per seed. See docs/engine.md for recorded results.
+line for the base and one per seed. See docs/engine.md for recorded results.
 
-    OPENBLAS_NUM_THREADS=1 python benchmarks/engine_learning.py --seeds 0 1 2
+    OPENBLAS_NUM_THREADS=1 python -m benchmarks.engine_learning --seeds 0 1 2
 """
 
 import argparse
 import json
 import re
-import sys
 import time
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 from transformers import PreTrainedTokenizerFast
 
+from engine.embedded.base_model import BASE_FOLDER
 from engine.embedded.compute import (
     AdamParams,
     BaseModel,
     Example,
     Loss,
     SampleRequest,
+    SampleResult,
     SamplerModel,
     Totals,
     TrainableModel,
 )
-from engine.embedded.base_model import BASE_FOLDER
-from engine.embedded.pretrain import qwen_frame
+from engine.embedded.frames import Frame, frames
 from engine.embedded.scripts import Index, render_results
 from engine.embedded.spelling import EOS
 from engine.embedded.world import Question, World, split_questions
 
-QUERY = re.compile(r"<parameter=query>\n(.*?)\n</parameter>", re.DOTALL)
-ANSWER = re.compile(r"^Answer: *(\S.*)$", re.MULTILINE)
-MAX_TURNS = 6
+QUERY = {
+    "qwen3_5": re.compile(r"<parameter=query>\n(.*?)\n</parameter>", re.DOTALL),
+    "search_r1": re.compile(r"<search>(.*?)</search>", re.DOTALL),
+}
+ANSWER = {
+    "qwen3_5": re.compile(r"^Answer: *(\S.*)$", re.MULTILINE),
+    "search_r1": re.compile(r"<answer>(.*?)</answer>", re.DOTALL),
+}
+MARKS = {"qwen3_5": ("<tool_call>", "Answer:"), "search_r1": ("<search>", "<answer>")}
+STOPS = {"qwen3_5": (), "search_r1": ("</search>", "</answer>")}
+MAX_TURNS = 5
 MAX_SEARCHES = 4
 MAX_TURN_TOKENS = 64
-MAX_TOKENS = 1024
+MAX_TOKENS = 2048
 
 
-class Trajectory(NamedTuple):
-    """One finished rollout: all tokens, sampled logprobs (0 elsewhere), mask and reward."""
+@dataclass
+class Trajectory:
+    """One rollout; the lists have one entry per token, logprobs are 0 where nothing was sampled."""
 
+    question: Question
     tokens: list[int]
-    logprobs: list[float]
-    mask: list[bool]
-    reward: float
-    turns: int
+    logprobs: list[float] = field(default_factory=list)
+    sampled: list[bool] = field(default_factory=list)
+    searches: int = 0
+    turns: int = 0
+    reward: float | None = None
+
+    def append(self, tokens: list[int], logprobs: list[float] | None) -> None:
+        """Add sampled tokens, or seen ones when there are no logprobs."""
+        self.tokens += tokens
+        self.logprobs += logprobs or [0.0] * len(tokens)
+        self.sampled += [logprobs is not None] * len(tokens)
 
 
 class Room:
-    """A world with its search, which can be switched off, and the prompt's fixed pieces."""
+    """A world with its search, which can be switched off, and the fixed text of a protocol."""
 
-    def __init__(self, folder: Path, seed: int, *, blind: bool = False) -> None:
+    def __init__(self, folder: Path, seed: int, protocol: str = "qwen3_5", *, blind: bool = False) -> None:
         self.world = World(seed)
         self.index = Index(self.world)
         self.blind = blind
-        self.tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
-        self.frame = qwen_frame(self.tokenizer)
-        self.eos = self.tokenizer.convert_tokens_to_ids(EOS)
+        self.protocol = protocol
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
+        self.frame: Frame = frames(tokenizer)[protocol]
+        self.backend = tokenizer.backend_tokenizer
+        self.eos = self.backend.token_to_id(EOS)
 
     def encode(self, text: str) -> list[int]:
-        return self.tokenizer.backend_tokenizer.encode(text).ids
+        """Token ids of a text."""
+        ids: list[int] = self.backend.encode(text).ids
+        return ids
 
-    def prompt(self, question: Question) -> list[int]:
-        return self.encode(self.frame.before_question + question.text + self.frame.after_question)
+    def open(self, question: Question) -> Trajectory:
+        """Start a trajectory that holds its prompt only."""
+        trajectory = Trajectory(question, [])
+        opening = self.frame.before_question + question.text + self.frame.after_question
+        trajectory.append(self.encode(opening), None)
+        return trajectory
 
-    def observe(self, query: str) -> list[int]:
-        # ties in the order of the facts, as a real index would break them
-        found = [] if self.blind else self.index.search(query, np.random.default_rng(0))
-        text = self.frame.before_results + render_results(found) + self.frame.after_results
-        return self.encode(text.removeprefix(EOS))
+    def answer(self, trajectory: Trajectory, text: str) -> None:
+        """Run the call in the last turn, or score the turn and end the trajectory."""
+        trajectory.turns += 1
+        call_mark, answer_mark = MARKS[self.protocol]
+        call = QUERY[self.protocol].search(text)
+        valid = call and text.count(call_mark) == 1 and answer_mark not in text
+        if call and valid and trajectory.searches < MAX_SEARCHES and trajectory.turns < MAX_TURNS:
+            trajectory.searches += 1
+            # ties in the order of the facts, as a real index would break them
+            found = [] if self.blind else self.index.search(call.group(1), np.random.default_rng(0))
+            before, after = self.frame.results
+            seen = self.encode(before + render_results(found) + after)
+            if self.frame.ends_turn and trajectory.tokens[-1] != self.eos:
+                seen = [self.eos, *seen]
+            if len(trajectory.tokens) + len(seen) < MAX_TOKENS - MAX_TURN_TOKENS:
+                trajectory.append(seen, None)
+                return
+        trajectory.reward = self.score(text, self.world.answer(trajectory.question))
 
-
-def score(text: str, reference: str) -> float:
-    """1 / 0 / -0.1: exact match, well-formed but wrong, not exactly one answer line."""
-    answers = ANSWER.findall(text)
-    if len(answers) != 1 or text.count("Answer:") != 1 or "<tool_call>" in text:
-        return -0.1
-    return float(answers[0].strip().rstrip(".").lower() == reference.lower())
+    def score(self, text: str, reference: str) -> float:
+        """1 / 0 / -0.1: exact match, well-formed but wrong, not exactly one answer and no call."""
+        call_mark, answer_mark = MARKS[self.protocol]
+        answers = ANSWER[self.protocol].findall(text)
+        if len(answers) != 1 or text.count(answer_mark) != 1 or call_mark in text:
+            return -0.1
+        return float(answers[0].strip().rstrip(".").lower() == reference.lower())
 
 
 def rollout(
     sampler: SamplerModel, room: Room, questions: list[Question], count: int, seed: int, temperature: float
 ) -> list[list[Trajectory]]:
     """`count` trajectories of each question, turn by turn over all that are still running."""
-    tokens = [[room.prompt(q) for _ in range(count)] for q in questions]
-    logprobs = [[[0.0] * len(row) for row in group] for group in tokens]
-    done: list[list[Trajectory | None]] = [[None] * count for _ in questions]
-    searches = [[0] * count for _ in questions]
-    for turn in range(MAX_TURNS):
-        live = [(g, j) for g in range(len(questions)) for j in range(count) if done[g][j] is None]
-        if turn == 0:
-            requests = [(g, [j for j in range(count)]) for g in range(len(questions))]
-        else:
-            requests = [(g, [j]) for g, j in live]
-        answers = sampler.sample(
-            [
-                SampleRequest(
-                    np.array(tokens[g][js[0]], np.int32),
-                    MAX_TURN_TOKENS,
-                    len(js),
-                    (seed * 7919 + g * 101 + js[0] * 13 + turn) % 2**31,
-                    temperature,
-                )
-                for g, js in requests
-            ]
-        )
-        for (g, js), answer in zip(requests, answers, strict=True):
-            for j, sequence in zip(js, answer.sequences, strict=True):
-                tokens[g][j] += sequence.tokens
-                logprobs[g][j] += sequence.logprobs
-                call = QUERY.search(sequence.text)
-                calls = sequence.text.count("<tool_call>")
-                good = call is not None and calls == 1 and "Answer:" not in sequence.text
-                reference = room.world.answer(questions[g])
-                if good and call is not None and searches[g][j] < MAX_SEARCHES and turn < MAX_TURNS - 1:
-                    searches[g][j] += 1
-                    seen = room.observe(call.group(1))
-                    if sequence.tokens[-1] != room.eos:
-                        seen = [room.eos, *seen]
-                    if len(tokens[g][j]) + len(seen) < MAX_TOKENS:
-                        tokens[g][j] += seen
-                        logprobs[g][j] += [float("nan")] * len(seen)
-                        continue
-                mask = [bool(x == x and i >= len(room.prompt(questions[g]))) for i, x in enumerate(logprobs[g][j])]
-                clean = [x if x == x else 0.0 for x in logprobs[g][j]]
-                done[g][j] = Trajectory(tokens[g][j], clean, mask, score(sequence.text, reference), turn + 1)
-    return [[t for t in group if t is not None] for group in done]
+    groups = [[room.open(q) for _ in range(count)] for q in questions]
+    everything = [t for group in groups for t in group]
+    ordinal = 0
+
+    def request(trajectory: Trajectory, samples: int) -> SampleRequest:
+        nonlocal ordinal
+        ordinal += 1
+        prompt = np.array(trajectory.tokens, np.int32)
+        draw = (seed * 100_003 + ordinal) % 2**31
+        return SampleRequest(prompt, MAX_TURN_TOKENS, samples, draw, temperature, stop=STOPS[room.protocol])
+
+    def take(live: list[Trajectory], results: list[SampleResult]) -> None:
+        sequences = [sequence for result in results for sequence in result.sequences]
+        for trajectory, sequence in zip(live, sequences, strict=True):
+            trajectory.append(sequence.tokens, sequence.logprobs)
+            room.answer(trajectory, sequence.text)
+
+    take(everything, sampler.sample([request(group[0], count) for group in groups]))
+    while live := [t for t in everything if t.reward is None]:
+        take(live, sampler.sample([request(t, 1) for t in live]))
+    return groups
+
+
+def rewards(groups: list[list[Trajectory]]) -> np.ndarray:
+    """float64 [groups, count]."""
+    return np.array([[t.reward for t in group] for group in groups], np.float64)
 
 
 def evaluate(sampler: SamplerModel, room: Room, questions: list[Question], samples: int) -> dict[str, float]:
     """Exact match, format rate and exact match among the well-formed."""
-    sampled = rollout(sampler, room, questions, samples, 10**6, 1.0)
-    greedy = rollout(sampler, room, questions, 1, 0, 0.0)
-    rewards = np.array([t.reward for group in sampled for t in group])
-    hops = np.array([len(q.chain) for q in questions for _ in range(samples)])
-    em, form = rewards == 1, rewards >= 0
+    groups = rollout(sampler, room, questions, samples, 10**6, 1.0)
+    scores = rewards(groups)
+    hops = np.array([len(q.chain) for q in questions])
+    exact, formed = scores == 1, scores >= 0
     result = {
-        "em": em.mean(),
-        "format": form.mean(),
-        "em_of_well_formed": em.sum() / max(1, form.sum()),
-        "greedy_em": np.mean([g[0].reward == 1 for g in greedy]),
-        "turns": np.mean([t.turns for group in sampled for t in group]),
+        "em": exact.mean(),
+        "format": formed.mean(),
+        "em_of_well_formed": exact.sum() / max(1, formed.sum()),
+        "greedy_em": (rewards(rollout(sampler, room, questions, 1, 0, 0.0)) == 1).mean(),
+        "turns": np.mean([t.turns for group in groups for t in group]),
     }
-    result |= {f"em_{n}hop": em[hops == n].mean() for n in sorted(set(hops.tolist()))}
+    result |= {f"em_{n}hop": exact[hops == n].mean() for n in sorted(set(hops.tolist()))}
     return {name: round(float(value), 3) for name, value in result.items()}
 
 
 def to_example(trajectory: Trajectory, advantage: float) -> Example:
-    mask = np.array(trajectory.mask[1:], bool)
+    """Shift a trajectory into inputs and targets; advantages on sampled tokens only."""
     tokens = np.array(trajectory.tokens, np.int32)
-    return Example(
-        tokens[:-1],
-        tokens[1:],
-        None,
-        np.where(mask, trajectory.logprobs[1:], 0).astype(np.float32),
-        np.where(mask, advantage, 0).astype(np.float32),
-    )
+    advantages = np.where(trajectory.sampled[1:], advantage, 0).astype(np.float32)
+    logprobs = np.array(trajectory.logprobs[1:], np.float32)
+    return Example(tokens[:-1], tokens[1:], None, logprobs, advantages)
 
 
-def train(base: BaseModel, room: Room, args: argparse.Namespace, seed: int) -> tuple[TrainableModel, list[float]]:
+def train(
+    base: BaseModel, room: Room, args: argparse.Namespace, seed: int
+) -> tuple[TrainableModel, list[float]]:
     """RL for args.steps steps; returns the model and the mean reward of every step."""
     splits = split_questions(args.world)
     pool = [q for hops in (1, 2) for q in splits["train", hops]]
@@ -175,24 +193,35 @@ def train(base: BaseModel, room: Room, args: argparse.Namespace, seed: int) -> t
         questions = order[step * args.groups : (step + 1) * args.groups]
         sampler = SamplerModel(base, model.merged())
         groups = rollout(sampler, room, questions, args.group_size, seed * 1000 + step, 1.0)
-        examples: list[Example] = []
-        for group in groups:
-            mean = sum(t.reward for t in group) / len(group)
-            examples += [to_example(t, t.reward - mean) for t in group if abs(t.reward - mean) > 1e-9]
-        curve.append(round(float(np.mean([t.reward for group in groups for t in group])), 3))
-        if not examples:
-            continue
-        totals = Totals(args.groups * args.group_size, 0, 0)
-        model.forward_backward(examples, Loss(args.loss, {}), totals)
-        model.optim_step(AdamParams(learning_rate=args.lr, grad_clip_norm=args.clip))
-        if args.verbose:
-            print(step, curve[-1], file=sys.stderr, flush=True)
+        scores = rewards(groups)
+        curve.append(round(float(scores.mean()), 3))
+        advantages = np.where(np.ptp(scores, axis=1) == 0, 0.0, (scores.T - scores.mean(axis=1))).T
+        examples = [
+            to_example(t, a)
+            for group, row in zip(groups, advantages, strict=True)
+            for t, a in zip(group, row, strict=True)
+            if a != 0
+        ]
+        if examples:
+            model.forward_backward(examples, Loss(args.loss, {}), Totals(scores.size, 0, 0))
+            model.optim_step(AdamParams(learning_rate=args.lr))
     return model, curve
+
+
+def report(sampler: SamplerModel, args: argparse.Namespace) -> dict[str, float]:
+    """Evaluate on the held-out questions, also with a search that finds nothing."""
+    splits = split_questions(args.world)
+    questions = [q for hops in (1, 2) for q in splits[args.split, hops]]
+    rooms = [Room(args.base, args.world, args.protocol, blind=blind) for blind in (False, True)]
+    result = evaluate(sampler, rooms[0], questions, args.samples)
+    blind = evaluate(sampler, rooms[1], questions, args.samples)
+    return result | {"em_without_search": blind["em"], "format_without_search": blind["format"]}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--base", type=Path, default=BASE_FOLDER)
+    parser.add_argument("--protocol", default="qwen3_5", choices=tuple(QUERY))
     parser.add_argument("--world", type=int, default=0)
     parser.add_argument("--seeds", type=int, nargs="*", default=[0, 1, 2])
     parser.add_argument("--steps", type=int, default=40)
@@ -200,28 +229,20 @@ def main() -> None:
     parser.add_argument("--group-size", type=int, default=8)
     parser.add_argument("--rank", type=int, default=16)
     parser.add_argument("--lr", type=float, default=2e-3)
-    parser.add_argument("--clip", type=float, default=0.0)
     parser.add_argument("--loss", default="importance_sampling")
     parser.add_argument("--split", default="test", choices=("test", "dev"))
     parser.add_argument("--samples", type=int, default=4)
-    parser.add_argument("--verbose", action="store_true")
     args = parser.parse_args()
     base = BaseModel.load(args.base)
-    room, blind = (Room(args.base, args.world, blind=b) for b in (False, True))
-    splits = split_questions(args.world)
-    held_out = [q for hops in (1, 2) for q in splits[args.split, hops]]
-    sampler = SamplerModel.from_base(base)
-    before = evaluate(sampler, room, held_out, args.samples)
-    before["em_without_search"] = evaluate(sampler, blind, held_out, args.samples)["em"]
+    before = report(SamplerModel.from_base(base), args)
     print(json.dumps({"base": before, "fingerprint": base.fingerprint[:12]}), flush=True)
+    room = Room(args.base, args.world, args.protocol)
     for seed in args.seeds:
         start = time.perf_counter()
         model, curve = train(base, room, args, seed)
-        seconds = time.perf_counter() - start
-        sampler = SamplerModel(base, model.merged())
-        after = evaluate(sampler, room, held_out, args.samples)
-        after["em_without_search"] = evaluate(sampler, blind, held_out, args.samples)["em"]
-        row = {"seed": seed, "after": after, "seconds": round(seconds, 1), "lr": args.lr, "rewards": curve[::4]}
+        seconds = round(time.perf_counter() - start, 1)
+        after = report(SamplerModel(base, model.merged()), args)
+        row = {"seed": seed, "after": after, "seconds": seconds, "lr": args.lr, "rewards": curve[::4]}
         print(json.dumps(row), flush=True)
 
 

@@ -6,12 +6,13 @@ format. What it does most often is right, so reinforcement learning has somethin
 Results come from random worlds, so the only way to predict an answer is to read it.
 """
 
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Final, NamedTuple
 
 import numpy as np
 
-from engine.embedded.world import ENTITIES, RELATIONS, Question, Relation, World
+from engine.embedded.world import CITIES, ENTITIES, RELATIONS, Question, Relation, World
 
 TOP_K: Final = 3
 NO_RESULTS: Final = "No results found."
@@ -21,23 +22,30 @@ NO_RESULTS: Final = "No results found."
 class ScriptRates(NamedTuple):
     """How often a script errs."""
 
-    wrong_relation: float = 0.12
-    wrong_entity: float = 0.10
-    entity_only: float = 0.08
-    misread: float = 0.25
-    early_stop: float = 0.35
+    wrong_relation: float = 0.08
+    wrong_entity: float = 0.06
+    entity_only: float = 0.05
+    misread: float = 0.15
+    early_stop: float = 0.55
     retry: float = 0.30
-    bad_format: float = 0.20
+    bad_format: float = 0.17
     nothing_found: float = 0.04
     shuffled: float = 0.50
 
 
+class Statement(NamedTuple):
+    """A line of a final turn; marked as the answer in the protocol's form, or plain text."""
+
+    text: str
+    marked: bool
+
+
 class Turn(NamedTuple):
-    """One generation: a search, answered by an observation, or the final text."""
+    """One generation: a search, answered by an observation, or the final statements."""
 
     query: str | None
     observation: str | None
-    final: str | None
+    final: tuple[Statement, ...]
 
 
 class Script(NamedTuple):
@@ -85,8 +93,25 @@ def render_results(passages: list[str]) -> str:
     return "\n".join(f"[{i}] {text}" for i, text in enumerate(passages, start=1))
 
 
-def _pick(rng: np.random.Generator, names: tuple[str, ...] | list[str]) -> str:
+def pick(rng: np.random.Generator, names: Sequence[str]) -> str:
+    """Draw one of the names."""
     return names[int(rng.integers(len(names)))]
+
+
+def state_answer(
+    rng: np.random.Generator, rates: ScriptRates, answer: str, other: str
+) -> tuple[Statement, ...]:
+    """State the answer, at times without its form, in a sentence, or twice."""
+    good = Statement(answer, marked=True)
+    if rng.random() >= rates.bad_format:
+        return (good,)
+    match int(rng.integers(3)):
+        case 0:
+            return (Statement(answer, marked=False),)
+        case 1:
+            return (Statement(f"The answer is {answer}.", marked=False),)
+        case _:
+            return good, Statement(other, marked=True)
 
 
 class ScriptWriter:
@@ -104,10 +129,10 @@ class ScriptWriter:
         rates, roll = self.rates, float(rng.random())
         if roll < rates.wrong_relation:
             others = [r.name for r in RELATIONS if r.name != relation.name]
-            return f"{_pick(rng, others)} of {entity}"
+            return f"{pick(rng, others)} of {entity}"
         roll -= rates.wrong_relation
         if roll < rates.wrong_entity:
-            return f"{relation.name} of {_pick(rng, ENTITIES[relation.domain])}"
+            return f"{relation.name} of {pick(rng, ENTITIES[relation.domain])}"
         roll -= rates.wrong_entity
         if roll < rates.entity_only:
             return entity
@@ -128,15 +153,8 @@ class ScriptWriter:
             if rng.random() >= self.rates.misread:
                 return value
         elif not found:
-            return _pick(rng, ENTITIES[relation.codomain])
-        return _pick(rng, [text.rstrip(".").split()[-1] for text in found])
-
-    def _final(self, rng: np.random.Generator, answer: str) -> str:
-        if rng.random() >= self.rates.bad_format:
-            return f"Answer: {answer}"
-        other = _pick(rng, ENTITIES["city"])
-        forms = [answer, f"The answer is {answer}.", f"Answer: {answer}\nAnswer: {other}"]
-        return _pick(rng, forms)
+            return pick(rng, ENTITIES[relation.codomain])
+        return pick(rng, [text.rstrip(".").split()[-1] for text in found])
 
     def write(self, rng: np.random.Generator, question: Question) -> Script:
         """Play one imperfect trajectory."""
@@ -148,7 +166,7 @@ class ScriptWriter:
                 break  # a misread fact led to a place where the chain cannot go on
             query = self._query(rng, relation, entity)
             found = self._search(rng, query)
-            turns.append(Turn(query, render_results(found), None))
+            turns.append(Turn(query, render_results(found), ()))
             wanted = f"The {relation.name} of {entity} is "
             seen = any(text.startswith(wanted) for text in found)
             if not seen and len(turns) < 4 and rng.random() < self.rates.retry:
@@ -157,5 +175,5 @@ class ScriptWriter:
             remaining.pop(0)
             if remaining and rng.random() < self.rates.early_stop:
                 break
-        turns.append(Turn(None, None, self._final(rng, entity)))
+        turns.append(Turn(None, None, state_answer(rng, self.rates, entity, pick(rng, CITIES))))
         return Script(question.text, turns)

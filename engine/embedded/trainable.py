@@ -1,7 +1,7 @@
 """One training run: LoRA factors, accumulated gradient and optimizer state."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final, Self
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,99 +17,10 @@ from engine.embedded.calls import (
     Loss,
     Totals,
 )
+from engine.embedded.chunks import run_examples
 from engine.embedded.lora import LoraConfig, factor_gradients, init_factors, merge
-from engine.embedded.losses import active_tokens, loss_scale, resolve_loss, token_losses
-from engine.embedded.model import Array, ModelConfig, Weights, backward, forward, log_softmax
-
-CHUNK_TOKENS: Final = 1400
-"""Padded tokens per forward pass: large enough for BLAS, small enough for the cache."""
-
-
-def plan_chunks(lengths: Sequence[int]) -> Iterator[list[int]]:
-    """Group the indices of examples to run together: sorted by length, at most CHUNK_TOKENS padded."""
-    chunk: list[int] = []
-    for index in sorted(range(len(lengths)), key=lengths.__getitem__):
-        if chunk and (len(chunk) + 1) * lengths[index] > CHUNK_TOKENS:
-            yield chunk
-            chunk = []
-        chunk.append(index)
-    if chunk:
-        yield chunk
-
-
-class ChunkResult:
-    """Sums over chunks: merged-weight gradients, losses and logprobs by example index."""
-
-    def __init__(self, count: int) -> None:
-        self.grads: Weights = {}
-        self.loss_sum = 0.0
-        self.logprobs: list[NDArray[np.float32]] = [np.empty(0, np.float32)] * count
-
-    def add_gradients(self, grads: Weights) -> None:
-        """Add the gradients of one chunk."""
-        for name, grad in grads.items():
-            self.grads[name] = self.grads[name] + grad if name in self.grads else grad
-
-
-def run_chunk(
-    weights: Weights,
-    config: ModelConfig,
-    examples: Mapping[int, Example],
-    loss: Loss,
-    scale: float | None,
-    result: ChunkResult,
-) -> None:
-    """Forward one chunk into `result`; with a `scale`, also its backward pass."""
-    length = max(len(example.inputs) for example in examples.values())
-    tokens = np.zeros((len(examples), length), np.int32)
-    valid = np.zeros((len(examples), length), bool)
-    for row, example in enumerate(examples.values()):
-        tokens[row, : len(example.inputs)] = example.inputs
-        valid[row, : len(example.inputs)] = True
-    run = forward(weights, config, tokens)
-    all_logprobs = log_softmax(run.hidden[valid] @ weights["unembed"])
-    targets = np.concatenate([example.targets for example in examples.values()])
-    safe_targets = np.where(targets == IGNORED_TARGET, 0, targets)
-    chosen = all_logprobs[np.arange(len(targets)), safe_targets]
-    chosen = np.where(targets == IGNORED_TARGET, 0, chosen)
-    slopes = np.zeros(len(targets))
-    start = 0
-    for index, example in examples.items():
-        rows = slice(start, start + len(example.inputs))
-        losses = token_losses(loss, chosen[rows].astype(np.float64), example)
-        result.logprobs[index] = chosen[rows].astype(np.float32)
-        result.loss_sum += float(losses.values.sum())
-        slopes[rows] = losses.slopes
-        start = rows.stop
-    if scale is None:
-        return
-    trained = np.flatnonzero(slopes)
-    # d loss / d logits = slope (onehot - softmax), only where there is a slope
-    steps = (slopes[trained] * scale).astype(chosen.dtype)
-    d_logits = np.exp(all_logprobs[trained]) * -steps[:, None]
-    d_logits[np.arange(len(trained)), safe_targets[trained]] += steps
-    hidden: Array = run.hidden[valid][trained]
-    d_rows = np.zeros((len(targets), config.width), chosen.dtype)
-    d_rows[trained] = d_logits @ weights["unembed"].T
-    d_hidden = np.zeros_like(run.hidden)
-    d_hidden[valid] = d_rows
-    grads = backward(weights, config, run, d_hidden)
-    grads["unembed"] = hidden.T @ d_logits
-    result.add_gradients(grads)
-
-
-def run_examples(
-    weights: Weights,
-    config: ModelConfig,
-    examples: Sequence[Example],
-    loss: Loss,
-    scale: float | None,
-) -> ChunkResult:
-    """Forward all examples in chunks; with a `scale`, sum the gradients of scale x loss."""
-    result = ChunkResult(len(examples))
-    for chunk in plan_chunks([len(example.inputs) for example in examples]):
-        run_chunk(weights, config, {i: examples[i] for i in chunk}, loss, scale, result)
-    return result
+from engine.embedded.losses import active_tokens, loss_scale, resolve_loss
+from engine.embedded.model import Weights
 
 
 class TrainableModel:
