@@ -1,4 +1,4 @@
-"""Owns how whole groups become the datums and micro-batches of one step. Pure: replay calls the same function.
+"""Owns how whole groups become the datums and micro-batches of one step; replay calls the same function.
 
 fold → shaping → estimator → KL term → prefix weight → datums (those without signal are left out) → packing →
 scaling → one rounding to float32. The order of the groups given is the order of training.
@@ -18,6 +18,7 @@ from core.datum import DatumArrays, build_datum, datum_digest
 from core.errors import EstimatorError
 from core.events import ChosenLeaf, StepPlanned
 from core.ids import make_tree_uid
+from core.nodes import NUMBER_BYTES
 from core.packing import pack
 from core.segments import NOT_SAMPLED, Segment, segments
 from core.shaping import shape
@@ -70,7 +71,7 @@ def settings_from_learner(learner: LearnerSettings, user: Estimator | None = Non
 
 
 def settings_from_plan(plan: StepPlanned, user: Estimator | None = None) -> BatchSettings:
-    """Return the batch settings that a plan recorded; raises EstimatorError when it holds others than ours."""
+    """Return the batch settings that a plan recorded; raises EstimatorError when they are not ours."""
     recorded = {
         "estimator": plan.estimator,
         **plan.estimator_params,
@@ -212,4 +213,67 @@ def build_step(groups: Sequence[tuple[Group, Sequence[ChosenLeaf]]], settings: B
         datums=tuple(datum for datum in datums if datum is not None),
         micro_batches=micro_batches,
         stats=_stats(everyone, drafts, kept, table),
+    )
+
+
+class _Draft(NamedTuple):
+    """One segment on its way to a datum, before packing decides its scale."""
+
+    key: DatumKey
+    segment: Segment
+    advantages: Float64
+    trained: Bool
+
+
+def _drafts(
+    everyone: Sequence[Trajectory], table: LeafTable, credit: Credit, settings: BatchSettings
+) -> list[_Draft]:
+    result = []
+    for leaf, member in enumerate(everyone):
+        entries = slice(table.path_starts[leaf], table.path_starts[leaf + 1])
+        for index, segment in enumerate(segments(member)):
+            result.append(
+                _Draft(
+                    key=DatumKey(member.group.uid, member.tree, member.leaf, index),
+                    segment=segment,
+                    advantages=token_advantages(
+                        segment,
+                        member,
+                        credit.advantages[entries],
+                        credit.kl_weights[entries],
+                        settings.kl_beta,
+                    ),
+                    trained=token_trained(segment, credit.trained[entries]),
+                )
+            )
+    return result
+
+
+def _scale(datums: int, members: int, reduction: Literal["sample_mean", "sum"]) -> float:
+    """Return the factor by which the step's gradient becomes the mean over N members."""
+    return datums / members if reduction == "sample_mean" else 1 / members
+
+
+def _stats(
+    everyone: Sequence[Trajectory], drafts: Sequence[_Draft], kept: Sequence[_Draft], table: LeafTable
+) -> StepStats:
+    given = sum(len(draft.segment.tokens) for draft in drafts)
+    sampled = sum(int(draft.segment.sampled.sum()) for draft in drafts)
+    opening = sum(int(np.argmax(draft.segment.node_index != NOT_SAMPLED)) for draft in drafts)
+    turns = np.array(
+        [len(node.sample.tokens) // NUMBER_BYTES for member in everyone for node in member.path],
+        dtype=np.int64,
+    )
+    first = np.unique(table.path_nodes, return_index=True)[1]
+    return StepStats(
+        members=len(everyone),
+        segments=len(drafts),
+        datums=len(kept),
+        prompt_tokens=opening,
+        observation_tokens=given - sampled - opening,
+        sampled_tokens=sampled,
+        shared_sampled_tokens=sampled - int(turns[first].sum()),
+        trained_tokens=sum(int(draft.trained.sum()) for draft in kept),
+        datum_tokens=sum(len(draft.segment.tokens) - 1 for draft in kept),
+        reset_segments=sum(draft.key.segment > 0 for draft in drafts),
     )

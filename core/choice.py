@@ -14,7 +14,7 @@ from core.arrays import Float64, Int64
 
 
 def draw(seed: int, *names: str | int, count: int) -> Float64:
-    """Return float64 [count] in [0, 1), a pure function of seed and names; longer draws extend shorter ones."""
+    """Return float64 [count] in [0, 1), fixed by seed and names; longer draws extend shorter ones."""
     text = "\0".join(("rolltape.choice.v1", str(seed), *(str(name) for name in names)))
     key = np.frombuffer(hashlib.sha256(text.encode()).digest()[:16], dtype="<u8").astype(np.uint64)
     words = np.asarray(np.random.Philox(key=key).random_raw(count), dtype=np.uint64)

@@ -12,7 +12,8 @@ import numpy as np
 from core.arrays import Bool, Float32, Int32, view_logprobs, view_tokens
 from core.errors import FoldError
 from core.ids import NodeId
-from core.tree import NUMBER_BYTES, Group, Node, Trajectory
+from core.nodes import NUMBER_BYTES, Node
+from core.tree import Group, Trajectory
 
 NOT_SAMPLED = -1
 """`node_index` of a token that the policy was given."""
@@ -45,9 +46,7 @@ def segments(trajectory: Trajectory) -> tuple[Segment, ...]:
     A leaf's own observation is left out: nothing was sampled after it. Raises FoldError when a sampled
     logprob is not finite.
     """
-    return tuple(
-        _segment(runs, trajectory) for runs in _runs(trajectory.group.asked.prompt, trajectory.path)
-    )
+    return tuple(_segment(runs, trajectory) for runs in _runs(trajectory.group.asked.prompt, trajectory.path))
 
 
 def next_prompt(group: Group, tree: int, node: NodeId | None) -> Int32:

@@ -1,0 +1,85 @@
+"""Owns the way from advantages per node to advantages per token: prefix weight, then KL term."""
+
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from core.advantage import LeafTable
+from core.arrays import Bool, Float32, Float64, view_logprobs
+from core.errors import EstimatorError
+from core.segments import NOT_SAMPLED, Segment
+from core.sets import make_sets, set_means, set_sums
+from core.tree import Trajectory
+
+
+class Credit(NamedTuple):
+    """Per node of each member's path (the p entries of a leaf table): what its tokens are trained with."""
+
+    advantages: Float64
+    """float64 [p]; 0 where not trained."""
+    kl_weights: Float64
+    """float64 [p]: how many members' KL terms its tokens carry; 0 where not trained."""
+    trained: Bool
+    """bool [p]."""
+
+
+def assign_credit(
+    table: LeafTable, entries: Float64, prefix_weight: Literal["each", "once_sum", "once"]
+) -> Credit:
+    """Return who trains the nodes that several members share, and with what.
+
+    "each": every member, with its own advantage. "once_sum" / "once": the first member in node order alone,
+    with the sum / the mean of the members' advantages (and of their equal KL terms).
+    """
+    if prefix_weight == "each":
+        return Credit(entries, np.ones(len(entries)), np.ones(len(entries), dtype=np.bool_))
+    sharing = make_sets(table.path_nodes)
+    owners = sharing.order[sharing.starts]
+    trained = np.zeros(len(entries), dtype=np.bool_)
+    trained[owners] = True
+    advantages = np.zeros(len(entries))
+    kl_weights = np.zeros(len(entries))
+    if prefix_weight == "once_sum":
+        advantages[owners] = set_sums(entries, sharing)
+        kl_weights[owners] = sharing.sizes
+    else:
+        advantages[owners] = set_means(entries, sharing)
+        kl_weights[owners] = 1.0
+    return Credit(advantages, kl_weights, trained)
+
+
+def token_trained(segment: Segment, trained: Bool) -> Bool:
+    """Return bool [n]: the sampled tokens of trained nodes; `trained` is per node of the path."""
+    return np.append(trained, False)[segment.node_index]  # -1 picks the appended False
+
+
+def token_advantages(
+    segment: Segment, member: Trajectory, advantages: Float64, kl_weights: Float64, kl_beta: float
+) -> Float64:
+    """Return float64 [n]: A_t − w β (sampled_logprob_t − ref_logprob_t) on sampled tokens, 0 elsewhere.
+
+    `advantages` and `kl_weights` are per node of the member's path. Raises EstimatorError when β > 0 and a
+    node has no reference logprobs.
+    """
+    values = np.append(advantages, 0.0)[segment.node_index]  # -1 picks the appended 0
+    if kl_beta == 0:
+        return values
+    weights = np.append(kl_weights, 0.0)[segment.node_index]
+    gaps = segment.logprobs.astype(np.float64) - _reference_logprobs(segment, member)
+    return np.asarray(values - weights * kl_beta * gaps)
+
+
+def _reference_logprobs(segment: Segment, member: Trajectory) -> Float32:
+    """Return float32 [n]: the base model's logprobs of the sampled tokens, 0 elsewhere."""
+    result = np.zeros(len(segment.tokens), dtype=np.float32)
+    for index in np.unique(segment.node_index[segment.node_index != NOT_SAMPLED]).tolist():
+        node = member.path[index]
+        if node.reference is None:
+            raise EstimatorError(
+                f"{member.tree_uid} node {node.node!r} has no reference logprobs, needed by kl_beta > 0"
+            )
+        values = view_logprobs(node.reference.logprobs)
+        if not np.isfinite(values).all():
+            raise EstimatorError(f"{member.tree_uid} node {node.node!r}: a reference logprob is not finite")
+        result[segment.node_index == index] = values
+    return result

@@ -1,0 +1,47 @@
+"""Owns the datum: the arrays that a trainer is fed for one segment. It knows no SDK."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from core.arrays import Bool, Float32, Float64, Int64
+from core.digests import batch_digest, datum_digest
+from core.errors import FoldError
+from core.segments import Segment
+
+__all__ = ["DatumArrays", "batch_digest", "build_datum", "datum_digest"]
+
+
+class DatumArrays(NamedTuple):
+    """One training example: token i of `inputs` predicts token i of `targets`."""
+
+    inputs: Int64
+    """int64 [n]: the segment without its last token."""
+    targets: Int64
+    """int64 [n]: the segment without its first token."""
+    logprobs: Float32
+    """float32 [n]: of the targets, at sampling time; 0 where not trained."""
+    advantages: Float32
+    """float32 [n]; 0 where not trained."""
+
+
+def build_datum(segment: Segment, token_advantages: Float64, trained: Bool | None = None) -> DatumArrays:
+    """Return the datum of a segment of n + 1 tokens, everything shifted by one place.
+
+    `token_advantages` is float64 [n + 1], rounded to float32 here and nowhere else. `trained`, bool [n + 1],
+    leaves out sampled tokens that another datum trains. Raises FoldError on unequal or too short arrays.
+    """
+    mask = segment.sampled if trained is None else segment.sampled & trained
+    length = len(segment.tokens)
+    sizes = [length, len(segment.logprobs), len(mask), len(token_advantages)]
+    if length < 2 or len(set(sizes)) != 1:
+        raise FoldError(
+            f"datum from tokens, logprobs, mask, advantages of lengths {sizes}: expected equal, >= 2"
+        )
+    tokens = segment.tokens.astype(np.int64)
+    return DatumArrays(
+        inputs=tokens[:-1],
+        targets=tokens[1:],
+        logprobs=np.where(mask[1:], segment.logprobs[1:], np.float32(0)),
+        advantages=np.where(mask[1:], token_advantages[1:], 0.0).astype(np.float32),
+    )

@@ -1,0 +1,52 @@
+"""Owns the digests of datums and batches, which decide whether two steps are the same.
+
+They hash numbers in a fixed order and width, never a dump of an object, never a clock.
+"""
+
+import hashlib
+import struct
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from core.arrays import Float32, Int64
+from core.events import AdamParams
+
+DATUM_DOMAIN = b"rolltape.datum.v1"
+
+
+def datum_digest(datum: tuple[Int64, Int64, Float32, Float32]) -> str:
+    """Return SHA-256 hex of a datum (inputs, targets, logprobs, advantages), each [n].
+
+    Hashed: the domain, n as u64, then the arrays as i64, i64, f32, f32, all little-endian.
+    """
+    inputs, targets, logprobs, advantages = datum
+    sha = hashlib.sha256(DATUM_DOMAIN)
+    sha.update(struct.pack("<Q", len(inputs)))
+    sha.update(inputs.astype("<i8", copy=False).tobytes())
+    sha.update(targets.astype("<i8", copy=False).tobytes())
+    sha.update(logprobs.astype("<f4", copy=False).tobytes())
+    sha.update(advantages.astype("<f4", copy=False).tobytes())
+    return sha.hexdigest()
+
+
+def batch_digest(
+    micro_batches: Sequence[Sequence[str]], loss: str, loss_config: Mapping[str, float], adam: AdamParams
+) -> str:
+    """Return SHA-256 hex of a logical batch, given the datum digests of each micro-batch in sending order.
+
+    Hashed: per micro-batch its count as u64 LE and its datum digests (32 bytes each), then loss, loss config
+    and Adam params as JSON with sorted keys, in which every number is a float.
+    """
+    sha = hashlib.sha256()
+    for digests in micro_batches:
+        sha.update(struct.pack("<Q", len(digests)))
+        for digest in digests:
+            sha.update(bytes.fromhex(digest))
+    settings = {
+        "adam": {name: float(value) for name, value in msgspec.structs.asdict(adam).items()},
+        "loss": loss,
+        "loss_config": {name: float(value) for name, value in loss_config.items()},
+    }
+    sha.update(msgspec.json.encode(settings, order="sorted"))
+    return sha.hexdigest()
