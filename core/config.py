@@ -10,14 +10,14 @@ class Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Base of every settings table; unknown keys are errors."""
 
 
-class RunSettings(Table):
+class RunSettings(Table, frozen=True):
     """Identity and randomness."""
 
     seed: int = 0
     preset: str = ""
 
 
-class EngineSettings(Table):
+class EngineSettings(Table, frozen=True):
     """Where training and sampling happen."""
 
     kind: Literal["embedded", "pytrio"] = "embedded"
@@ -31,14 +31,14 @@ class EngineSettings(Table):
     """Seconds of retries on one call before a fault is reported."""
 
 
-class DataSettings(Table):
+class DataSettings(Table, frozen=True):
     """Question files (JSONL); "world" names the embedded engine's generated world."""
 
     train: str = "world"
     eval: str = "world"
 
 
-class TreeSettings(Table):
+class TreeSettings(Table, frozen=True):
     """Tree-GRPO's M, N, L, K."""
 
     m: int = 2
@@ -51,7 +51,7 @@ class TreeSettings(Table):
     """τ of the uncertainty policy's softmax."""
 
 
-class RolloutSettings(Table):
+class RolloutSettings(Table, frozen=True):
     """How questions become trajectories."""
 
     mode: Literal["chain", "tree"] = "chain"
@@ -79,7 +79,7 @@ class RolloutSettings(Table):
     min_group: int = 2
 
 
-class SearchSettings(Table):
+class SearchSettings(Table, frozen=True):
     """The search back-end."""
 
     backend: Literal["local", "zhihu", "wikipedia", "retrieval", "none"] = "local"
@@ -91,7 +91,7 @@ class SearchSettings(Table):
     cache: bool = True
 
 
-class ToolSettings(Table):
+class ToolSettings(Table, frozen=True):
     """Declared tools and what a tool's fault means."""
 
     declared: tuple[str, ...] = ("search",)
@@ -99,7 +99,7 @@ class ToolSettings(Table):
     search: SearchSettings = SearchSettings()
 
 
-class RewardSettings(Table):
+class RewardSettings(Table, frozen=True):
     """Which scorer, and its levels."""
 
     scorer: str = "em_format"
@@ -108,7 +108,7 @@ class RewardSettings(Table):
     retrieval_score: float = 0.0
 
 
-class AdamSettings(Table):
+class AdamSettings(Table, frozen=True):
     """AdamW."""
 
     beta1: float = 0.9
@@ -118,7 +118,7 @@ class AdamSettings(Table):
     grad_clip_norm: float = 0.0
 
 
-class PackingSettings(Table):
+class PackingSettings(Table, frozen=True):
     """Limits of one micro-batch."""
 
     max_datums: int = 32
@@ -126,13 +126,13 @@ class PackingSettings(Table):
     max_padded_tokens: int = 64_000
 
 
-class RecoverySettings(Table):
+class RecoverySettings(Table, frozen=True):
     """When recovery must ask."""
 
     max_resend_steps: int = 20
 
 
-class LearnerSettings(Table):
+class LearnerSettings(Table, frozen=True):
     """How completed groups become updates."""
 
     groups_per_step: int = 8
@@ -167,7 +167,7 @@ class LearnerSettings(Table):
     allow_off_distribution: bool = False
 
 
-class BudgetSettings(Table):
+class BudgetSettings(Table, frozen=True):
     """Limits at which rollout and learn stop cleanly; 0 is no limit."""
 
     tokens_sampled: int = 0
@@ -179,13 +179,13 @@ class BudgetSettings(Table):
     price_per_search: float = 0.0
 
 
-class TrackingSettings(Table):
+class TrackingSettings(Table, frozen=True):
     """Where metrics also go."""
 
     swanlab: Literal["online", "local", "offline", "disabled"] = "disabled"
 
 
-class Config(Table):
+class Config(Table, frozen=True):
     """Everything about a run that is frozen when it is created."""
 
     run: RunSettings = RunSettings()

@@ -65,7 +65,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     """"last": a call in the last turn ends the trajectory; "forced": the last turn runs no tool."""
 
 
-class GroupAsked(Event, tag="group"):
+class GroupAsked(Event, tag="group", frozen=True):
     """What is asked and how: the first record of a group's own stream."""
 
     uid: str
@@ -87,7 +87,7 @@ class GroupAsked(Event, tag="group"):
     """Unix seconds; information only, nothing is derived from it."""
 
 
-class TurnSampled(Event, tag="sample"):
+class TurnSampled(Event, tag="sample", frozen=True):
     """The policy sampled a turn."""
 
     node: str
@@ -111,7 +111,7 @@ class TurnSampled(Event, tag="sample"):
     seconds: float = 0.0
 
 
-class ToolCalled(Event, tag="tool_call"):
+class ToolCalled(Event, tag="tool_call", frozen=True):
     """A tool call was parsed from a turn."""
 
     node: str
@@ -120,7 +120,7 @@ class ToolCalled(Event, tag="tool_call"):
     arguments: dict[str, str | int | float | bool | None]
 
 
-class Observed(Event, tag="observation"):
+class Observed(Event, tag="observation", frozen=True):
     """The environment answered: a tool's result, or a correction of an invalid action."""
 
     node: str
@@ -144,7 +144,7 @@ class Observed(Event, tag="observation"):
     document_ids: tuple[str, ...] = ()
 
 
-class Answered(Event, tag="answer"):
+class Answered(Event, tag="answer", frozen=True):
     """A trajectory ended at this leaf."""
 
     leaf: str
@@ -156,7 +156,7 @@ class Answered(Event, tag="answer"):
     detail: str = ""
 
 
-class Rewarded(Event, tag="reward"):
+class Rewarded(Event, tag="reward", frozen=True):
     """A leaf (or, with scope "node", a node) was scored."""
 
     node: str
@@ -168,7 +168,7 @@ class Rewarded(Event, tag="reward"):
     scope: str = "leaf"
 
 
-class NodesChosen(Event, tag="expand"):
+class NodesChosen(Event, tag="expand", frozen=True):
     """Nodes were chosen for expansion in one round of one tree."""
 
     round: int
@@ -179,7 +179,7 @@ class NodesChosen(Event, tag="expand"):
     scores: tuple[float, ...] = ()
 
 
-class ReferenceScored(Event, tag="reference_logprobs"):
+class ReferenceScored(Event, tag="reference_logprobs", frozen=True):
     """The base model's logprobs of one turn's sampled tokens, for a KL term."""
 
     node: str
@@ -187,7 +187,7 @@ class ReferenceScored(Event, tag="reference_logprobs"):
     base_model: str
 
 
-class RunOpened(Event, tag="run"):
+class RunOpened(Event, tag="run", frozen=True):
     """A run was opened: everything that is frozen about it."""
 
     schema: int
@@ -203,14 +203,14 @@ class RunOpened(Event, tag="run"):
     at: float = 0.0
 
 
-class GoalSet(Event, tag="run_goal"):
+class GoalSet(Event, tag="run_goal", frozen=True):
     """The learner was given an aim; rollout ends by itself when it is reached."""
 
     max_steps: int
     at: float = 0.0
 
 
-class GroupOpened(Event, tag="group_opened"):
+class GroupOpened(Event, tag="group_opened", frozen=True):
     """A worker claimed a ticket and thereby opened a group."""
 
     uid: str
@@ -225,7 +225,7 @@ class GroupOpened(Event, tag="group_opened"):
     at: float = 0.0
 
 
-class GroupAdopted(Event, tag="group_adopted"):
+class GroupAdopted(Event, tag="group_adopted", frozen=True):
     """Another worker took over the open group of a dead one."""
 
     uid: str
@@ -241,7 +241,7 @@ class ChosenLeaf(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     leaf: str
 
 
-class GroupClosed(Event, tag="group_closed"):
+class GroupClosed(Event, tag="group_closed", frozen=True):
     """A group is complete and waits for its step."""
 
     uid: str
@@ -255,7 +255,7 @@ class GroupClosed(Event, tag="group_closed"):
     at: float = 0.0
 
 
-class GroupAborted(Event, tag="group_aborted"):
+class GroupAborted(Event, tag="group_aborted", frozen=True):
     """A group was given up before it was complete."""
 
     uid: str
@@ -269,7 +269,7 @@ class GroupAborted(Event, tag="group_aborted"):
     at: float = 0.0
 
 
-class GroupDropped(Event, tag="group_dropped"):
+class GroupDropped(Event, tag="group_dropped", frozen=True):
     """A closed group will not be trained."""
 
     uid: str
@@ -316,7 +316,7 @@ class AdamParams(msgspec.Struct, frozen=True, kw_only=True):
     """0 means no clipping."""
 
 
-class StepPlanned(Event, tag="step_planned"):
+class StepPlanned(Event, tag="step_planned", frozen=True):
     """The learner is about to train: all that the update will be made of."""
 
     step: int
@@ -346,7 +346,7 @@ class StepPlanned(Event, tag="step_planned"):
     at: float = 0.0
 
 
-class StepCommitted(Event, tag="step_committed"):
+class StepCommitted(Event, tag="step_committed", frozen=True):
     """The trainer acknowledged the update, or there was nothing to train."""
 
     step: int
@@ -363,7 +363,7 @@ class StepCommitted(Event, tag="step_committed"):
     at: float = 0.0
 
 
-class PolicyPublished(Event, tag="policy_published"):
+class PolicyPublished(Event, tag="policy_published", frozen=True):
     """Samplers may use new weights."""
 
     policy_version: int
@@ -373,7 +373,7 @@ class PolicyPublished(Event, tag="policy_published"):
     at: float = 0.0
 
 
-class CheckpointSaved(Event, tag="checkpoint"):
+class CheckpointSaved(Event, tag="checkpoint", frozen=True):
     """Weights and optimizer state were saved."""
 
     step: int
@@ -384,7 +384,7 @@ class CheckpointSaved(Event, tag="checkpoint"):
     at: float = 0.0
 
 
-class Recovered(Event, tag="recovered"):
+class Recovered(Event, tag="recovered", frozen=True):
     """The learner restored a checkpoint and sent later steps again."""
 
     restored_uri: str
@@ -410,7 +410,7 @@ class QuestionResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     answer: str | None = None
 
 
-class Evaluated(Event, tag="eval"):
+class Evaluated(Event, tag="eval", frozen=True):
     """An evaluation was made."""
 
     weights_uri: str
