@@ -35,7 +35,7 @@ class Watch:
 
     def __init__(self, folder: Path, address: Address | None) -> None:
         self._folder = folder
-        self._address = address
+        self.address = address
         self._closed = threading.Event()
         self._death: Future[None] = Future()
         self._lock = threading.Lock()
@@ -58,8 +58,8 @@ class Watch:
 
     def _look(self) -> None:
         while not self._closed.wait(LOOK_SECONDS):
-            if self._address is not None and not launch.is_alive(self._folder, self._address):
-                launch.has_ended(self._address.pid)
+            if self.address is not None and not launch.is_alive(self._folder, self.address):
+                launch.has_ended(self.address.pid)
                 self._announce()
                 return
 
