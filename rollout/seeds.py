@@ -1,4 +1,4 @@
-"""Owns the seeds of sampling requests: pure functions of what is asked, so that a request can be made again."""
+"""Owns the seeds of sampling requests: pure functions of what is asked, so that one can be made again."""
 
 import hashlib
 
