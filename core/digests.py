@@ -30,6 +30,24 @@ def datum_digest(datum: tuple[Int64, Int64, Float32, Float32]) -> str:
     return sha.hexdigest()
 
 
+def payload_digest(micro_batches: Sequence[Sequence[str]]) -> str:
+    """Return what the embedded engine must report after these micro-batches, given their datum digests.
+
+    SHA-256 hex over, per micro-batch, its count as u64 LE and its datum digests in order. The engine
+    computes it from what it received, with code of its own.
+    """
+    return _payloads(micro_batches).hexdigest()
+
+
+def _payloads(micro_batches: Sequence[Sequence[str]]) -> "hashlib._Hash":
+    sha = hashlib.sha256()
+    for digests in micro_batches:
+        sha.update(struct.pack("<Q", len(digests)))
+        for digest in digests:
+            sha.update(bytes.fromhex(digest))
+    return sha
+
+
 def batch_digest(
     micro_batches: Sequence[Sequence[str]], loss: str, loss_config: Mapping[str, float], adam: AdamParams
 ) -> str:
@@ -38,11 +56,7 @@ def batch_digest(
     Hashed: per micro-batch its count as u64 LE and its datum digests (32 bytes each), then loss, loss config
     and Adam params as JSON with sorted keys, in which every number is a float.
     """
-    sha = hashlib.sha256()
-    for digests in micro_batches:
-        sha.update(struct.pack("<Q", len(digests)))
-        for digest in digests:
-            sha.update(bytes.fromhex(digest))
+    sha = _payloads(micro_batches)
     settings = {
         "adam": {name: float(value) for name, value in msgspec.structs.asdict(adam).items()},
         "loss": loss,
