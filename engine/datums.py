@@ -6,17 +6,17 @@ test compares the two. Digests are computed back from the finished objects: they
 was given, not what we meant to give it.
 """
 
-import hashlib
 import struct
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import pytrio
-from core.datum import DatumArrays, datum_digest
-from numpy.typing import NDArray
 from pytrio.types.forward.encoded_text_chunk import EncodedTextChunk
 from pytrio.types.forward.tensor_data import TensorData
+
+from core.arrays import Float32, Int64
+from core.datum import DatumArrays, datum_digest
 
 DIGEST_METRIC = "payload_digest_"
 DIGEST_WORDS = 8
@@ -50,13 +50,12 @@ def build(arrays: DatumArrays) -> pytrio.Datum:
     if length == 0 or any(len(values) != length for values in arrays):
         sizes = ", ".join(f"{len(values)}" for values in arrays)
         raise ValueError(f"a datum needs four arrays of one length above 0, got {sizes}")
-    chunk = EncodedTextChunk.model_construct(
-        _fields_set={"tokens"}, tokens=arrays.inputs.tolist(), type="encoded_text"
-    )
+    tokens, targets = _token_lists(arrays.inputs, arrays.targets)
+    chunk = EncodedTextChunk.model_construct(_fields_set={"tokens"}, tokens=tokens, type="encoded_text")
     inputs = {
-        "target_tokens": _tensor(arrays.targets.tolist(), "int64"),
-        "logprobs": _tensor(_runs(arrays.logprobs), "float32"),
-        "advantages": _tensor(_runs(arrays.advantages), "float32"),
+        "target_tokens": _tensor(targets, "int64"),
+        "logprobs": _tensor(_floats(arrays.logprobs), "float32"),
+        "advantages": _tensor(_floats(arrays.advantages), "float32"),
     }
     model_input = pytrio.ModelInput.model_construct(_fields_set={"chunks"}, chunks=[chunk])
     return pytrio.Datum.model_construct(
@@ -72,17 +71,26 @@ def _tensor(data: list[float] | list[int], dtype: str) -> TensorData:
     )
 
 
-def _runs(values: NDArray[np.float32]) -> list[float]:
-    """Return float32 values as a list of floats, made run by run: most are zeros, or repeat."""
-    edges = np.flatnonzero(np.diff(values.view(np.int32)))
-    if len(edges) * 4 > len(values):
-        whole: list[float] = values.tolist()
-        return whole
-    result: list[float] = []
-    start = 0
-    for end in [*(edges + 1).tolist(), len(values)]:
-        result.extend([float(values[start])] * (end - start))
-        start = end
+def _token_lists(inputs: Int64, targets: Int64) -> tuple[list[int], list[int]]:
+    """Return both as lists; where targets are the inputs moved by one they share their numbers."""
+    tokens: list[int] = inputs.tolist()
+    if not np.array_equal(inputs[1:], targets[:-1]):
+        return tokens, targets.tolist()
+    moved = tokens[1:]
+    moved.append(int(targets[-1]))
+    return tokens, moved
+
+
+def _floats(values: Float32) -> list[float]:
+    """Return float32 values as a list; most are zeros or repeat, and those share one number."""
+    result = [0.0] * len(values)
+    bits = np.ascontiguousarray(values, dtype=np.float32).view(np.int32)
+    # By bits, so that a negative zero stays one.
+    edges = np.flatnonzero(np.diff(bits != 0, prepend=False, append=False)).reshape(-1, 2)
+    for start, end in edges.tolist():
+        same = (bits[start:end] == bits[start]).all()
+        piece = values[start:end]
+        result[start:end] = [float(piece[0])] * (end - start) if same else piece.tolist()
     return result
 
 
@@ -95,20 +103,6 @@ def arrays_of(datum: pytrio.Datum) -> DatumArrays:
         logprobs=np.array(inputs["logprobs"].data, dtype=np.float32),
         advantages=np.array(inputs["advantages"].data, dtype=np.float32),
     )
-
-
-def payload_digest(micro_batches: Sequence[Sequence[str]]) -> str:
-    """Return what the engine reports after these micro-batches, given the digests of their datums.
-
-    SHA-256 over, per forward_backward call, its datum count (u64, little-endian) and the datum
-    digests in order. The engine computes it from what it received, with code of its own.
-    """
-    sha = hashlib.sha256()
-    for digests in micro_batches:
-        sha.update(struct.pack("<Q", len(digests)))
-        for digest in digests:
-            sha.update(bytes.fromhex(digest))
-    return sha.hexdigest()
 
 
 def engine_digest(metrics: Mapping[str, float]) -> EngineReport:

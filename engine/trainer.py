@@ -26,7 +26,7 @@ class StepResult(NamedTuple):
 
     metrics: dict[str, float]
     engine_digest: str
-    """SHA-256 hex over the payloads the engine received for this step (see datums.payload_digest);
+    """SHA-256 hex over the payloads the engine received for this step (see core.digests.payload_digest);
     "" on the hosted service."""
 
 
