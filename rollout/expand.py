@@ -13,7 +13,7 @@ from core.arrays import Float64, view_logprobs
 from core.choice import order, uniform, weighted
 from core.errors import CodeNotAllowed, ConfigError
 from core.ids import NodeId
-from core.tree import Tree
+from core.nodes import Tree
 
 
 class Expansion(NamedTuple):

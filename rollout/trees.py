@@ -14,8 +14,9 @@ from core.closing import TREE, tree_count
 from core.errors import ConfigError
 from core.events import GroupAsked, NodesChosen
 from core.ids import GROUP_STREAM, NodeId, make_node, parse_node
+from core.nodes import Node, Tree
 from core.segments import next_prompt
-from core.tree import Group, Node, Tree
+from core.tree import Group
 from rollout.expand import ExpandPolicy
 from rollout.seeds import request_seed
 
