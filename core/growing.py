@@ -52,7 +52,11 @@ class _Draft:
 
     @property
     def may_continue(self) -> bool:
-        return self.observation is not None and (self.answer is None or self.answer.outcome in VOID_OUTCOMES)
+        """Whether a turn may follow: there is something to read, and the policy did not end here."""
+        seen = self.observation
+        if seen is None or not (seen.tokens or seen.prompt_reset):
+            return False
+        return self.answer is None or self.answer.outcome in VOID_OUTCOMES
 
     def node(self) -> Node:
         sample = self.sample
