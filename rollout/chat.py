@@ -69,6 +69,11 @@ class Chat:
     def __repr__(self) -> str:
         return f"<Chat {self.protocol.name}, tools {', '.join(tool.name for tool in self.tools) or 'none'}>"
 
+    @property
+    def opened(self) -> bool:
+        """Whether the generation prompt ends inside a thinking block."""
+        return self._frames.opened
+
     def first_prompt(self, question: str) -> Int32:
         """Return the prompt of a question, int32 [n], generation prompt included."""
         frames = self._frames
@@ -81,7 +86,7 @@ class Chat:
 
     def parse(self, text: str, stop_reason: str) -> Parsed:
         """Return the protocol's verdict on a sampled turn."""
-        return self.protocol.parse(text, self.tools, stop_reason=stop_reason, opened=self._frames.opened)
+        return self.protocol.parse(text, self.tools, stop_reason=stop_reason, opened=self.opened)
 
     def kept_tokens(self, sampled: Int32, text: str, parsed: Parsed) -> int:
         """Return how many leading tokens hold the turn up to the end of its action (all, as a rule)."""
@@ -144,10 +149,10 @@ class Chat:
         text = self._render(messages, True)
         head, _, rest = text.partition(QUESTION_MARK)
         pieces = [Piece(head, trusted=True), Piece(question.strip())]
-        for stretch, exchange in zip(rest.split(RESULT_MARK), [*past, None], strict=True):
-            pieces.append(Piece(stretch, trusted=True))
-            if exchange is not None:
-                pieces.append(Piece(exchange.content))
+        stretches = rest.split(RESULT_MARK)
+        for stretch, exchange in zip(stretches, past, strict=False):
+            pieces += [Piece(stretch, trusted=True), Piece(exchange.content)]
+        pieces.append(Piece(stretches[-1], trusted=True))
         return self.encoder.encode(pieces)
 
 

@@ -8,6 +8,7 @@ encoded apart, so that it is spelt out by plain tokens. All other text is encode
 import re
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -90,7 +91,7 @@ class Encoder:
         text = "".join(piece.text for piece in pieces)
         places = [0, *self._cuts(pieces, text), len(text)]
         ids: list[int] = []
-        for start, end in zip(places, places[1:], strict=False):
+        for start, end in pairwise(places):
             if end > start:
                 ids += self._tokenizer.encode(text[start:end], add_special_tokens=False)
         return np.asarray(ids, dtype=np.int32)

@@ -56,7 +56,7 @@ def make_render(tokenizer: Tokenizer, tools: Sequence[ToolSpec], *, enable_think
                 add_generation_prompt=generate,
                 enable_thinking=enable_thinking,
             )
-        except Exception as error:  # noqa: BLE001 templates are programs; they raise what they like
+        except Exception as error:  # templates are programs: they raise what they like
             raise ConfigError(
                 f"the tokenizer's chat template cannot render this conversation: {error}"
             ) from error

@@ -1,11 +1,11 @@
 """Tool protocols: how a policy writes calls and answers. One file per protocol."""
 
+from core.errors import ConfigError
 from rollout.protocols.base import Parsed, ToolProtocol
 from rollout.protocols.hermes import Hermes
 from rollout.protocols.qwen3_5 import Qwen35
 from rollout.protocols.search_r1 import SearchR1
 from rollout.toolspec import ToolCall
-from core.errors import ConfigError
 
 __all__ = ["PROTOCOLS", "Parsed", "ToolCall", "ToolProtocol", "get_protocol"]
 

@@ -27,7 +27,7 @@ class Hermes:
         return "<protocol hermes>"
 
     def stop(self, tools: Sequence[ToolSpec]) -> tuple[str, ...]:
-        """A turn ends with the tokenizer's end token alone."""
+        """Return nothing: a turn ends with the tokenizer's end token."""
         del tools
         return ()
 
@@ -38,7 +38,7 @@ class Hermes:
         return judge(text, tools, _read_block, stop_reason=stop_reason, opened=opened)
 
     def correction(self, problem: str) -> str:
-        """An invalid turn ends the trajectory."""
+        """Return nothing: an invalid turn ends the trajectory."""
         del problem
         return ""
 

@@ -1,4 +1,4 @@
-"""Owns the XML calls of Qwen3.5: <tool_call><function=NAME><parameter=NAME>value</parameter></function></tool_call>.
+"""Owns the XML calls of Qwen3.5: parameters inside a function inside a tool_call.
 
 A closing tag inside a value counts only where the structure goes on after it, so a query may hold
 "</parameter>". One line break after the opening tag and one before the closing tag belong to the form.
@@ -31,7 +31,7 @@ class Qwen35:
         return "<protocol qwen3_5>"
 
     def stop(self, tools: Sequence[ToolSpec]) -> tuple[str, ...]:
-        """A turn ends with the tokenizer's end token alone."""
+        """Return nothing: a turn ends with the tokenizer's end token."""
         del tools
         return ()
 
@@ -42,7 +42,7 @@ class Qwen35:
         return judge(text, tools, _read_block, stop_reason=stop_reason, opened=opened)
 
     def correction(self, problem: str) -> str:
-        """An invalid turn ends the trajectory."""
+        """Return nothing: an invalid turn ends the trajectory."""
         del problem
         return ""
 
@@ -98,6 +98,7 @@ def _typed(value: str, kind: str) -> JsonValue:
     if kind == "string":
         return value
     try:
-        return msgspec.json.decode(value.encode("utf-8", "replace"))
+        decoded: JsonValue = msgspec.json.decode(value.encode("utf-8", "replace"))
     except (msgspec.DecodeError, RecursionError):
         return value
+    return decoded

@@ -26,7 +26,7 @@ class SearchR1:
         return "<protocol search_r1>"
 
     def stop(self, tools: Sequence[ToolSpec]) -> tuple[str, ...]:
-        """A turn ends with the closing tag of an action."""
+        """Return the closing tags of the actions."""
         return tuple(f"</{name}>" for name in (*(spec.name for spec in tools), ANSWER))
 
     def parse(
