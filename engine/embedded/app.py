@@ -76,7 +76,7 @@ def build_app(
         finally:
             worker.stop()
 
-    return Starlette(
+    app = Starlette(
         routes=[*control.ROUTES, *leases.ROUTES, *catalog.ROUTES, *actor.ROUTES],
         middleware=[Middleware(Guard, token=identity.token, limits=limits)],
         exception_handlers={
@@ -86,3 +86,6 @@ def build_app(
         },
         lifespan=lifespan,
     )
+    # A path that is no call is refused, not sent elsewhere.
+    app.router.redirect_slashes = False
+    return app

@@ -15,7 +15,7 @@ os.environ[launch.IDLE_VARIABLE] = "10"
 
 @pytest.fixture(scope="module")
 def shared_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A run directory whose engine, once started, serves all tests of a module."""
+    """Give a run directory whose engine, once started, serves all tests of a module."""
     run_dir = tmp_path_factory.mktemp("run")
     yield run_dir
     launch.stop(run_dir, force=True)
@@ -23,6 +23,6 @@ def shared_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture
 def run_dir(tmp_path: Path) -> Iterator[Path]:
-    """A run directory of one test's own, whose engine is stopped at its end."""
+    """Give a run directory of one test's own, whose engine is stopped at its end."""
     yield tmp_path / "run"
     launch.stop(tmp_path / "run", force=True)

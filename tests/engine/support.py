@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 from urllib.parse import urlsplit
 
 import msgspec
@@ -45,7 +45,7 @@ class Wire:
         self.connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=60)
         self.token = address.token if token is None else token
 
-    def __enter__(self) -> "Wire":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc: object) -> None:

@@ -265,7 +265,7 @@ def test_the_death_of_the_engine_ends_sampling_and_training(run_dir: Path) -> No
 
 def test_a_wrong_base_model_is_refused(run_dir: Path) -> None:
     """The embedded engine has its own model only; the engine is let go again."""
-    with pytest.raises(ServiceRefused, match="'Qwen/Qwen3.5-4B'"):
+    with pytest.raises(ServiceRefused, match="Qwen3"):
         connect(EngineSettings(base_model="Qwen/Qwen3.5-4B"), run_dir)
     assert not launch.status(run_dir).in_use
 

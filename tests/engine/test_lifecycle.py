@@ -43,14 +43,14 @@ print("end", flush=True)
 
 @pytest.fixture
 def idle(monkeypatch: pytest.MonkeyPatch) -> float:
-    """A short patience of unused engines."""
+    """Set a short patience of unused engines."""
     monkeypatch.setenv(launch.IDLE_VARIABLE, "0.5")
     return 0.5
 
 
 @pytest.fixture
 def connection(run_dir: Path) -> Iterator[Connection]:
-    """A connection to an engine of the test's own."""
+    """Open a connection to an engine of the test's own."""
     opened = open_embedded(EngineSettings(), run_dir)
     assert opened.users is not None
     yield opened

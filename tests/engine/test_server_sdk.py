@@ -20,7 +20,7 @@ LOSSES = ("cross_entropy", "importance_sampling", "ppo", "cispo", "dro")
 
 @pytest.fixture(scope="module")
 def service(shared_run: Path) -> Iterator[pytrio.ServiceClient]:
-    """An SDK client of a running engine."""
+    """Open an SDK client of a running engine."""
     connection = open_embedded(EngineSettings(), shared_run)
     yield connection.service
     connection.watch.close()
@@ -28,13 +28,13 @@ def service(shared_run: Path) -> Iterator[pytrio.ServiceClient]:
 
 @pytest.fixture(scope="module")
 def trainer(service: pytrio.ServiceClient) -> pytrio.TrainingClient:
-    """A training client that the module's tests share."""
+    """Open a training client that the module's tests share."""
     return service.create_lora_training_client("rolltape/tiny", rank=8, seed=3)
 
 
 @pytest.fixture(scope="module")
 def tokens(trainer: pytrio.TrainingClient) -> list[int]:
-    """Token ids of a short text, by the tokenizer that the SDK itself loads offline."""
+    """Return the token ids of a short text, by the tokenizer that the SDK itself loads offline."""
     encoded = trainer.get_tokenizer().encode(TEXT)
     assert trainer.get_tokenizer().decode(encoded) == TEXT
     return list(encoded)

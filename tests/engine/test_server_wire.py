@@ -23,7 +23,7 @@ API = "/api/openapi/v1"
 
 @pytest.fixture(scope="module")
 def address(shared_run: Path) -> Iterator[Address]:
-    """Where the module's engine listens."""
+    """Return where the module's engine listens."""
     joined = launch.join(shared_run)
     yield joined.address
     os.close(joined.users)
@@ -31,14 +31,14 @@ def address(shared_run: Path) -> Iterator[Address]:
 
 @pytest.fixture
 def wire(address: Address) -> Iterator[Wire]:
-    """A raw client."""
+    """Open a raw client."""
     with Wire(address) as client:
         yield client
 
 
 @pytest.fixture
 def events(wire: Wire) -> Events:
-    """A training run with its weights."""
+    """Open a training run with its weights."""
     sequence = Events(wire, wire.open_run())
     assert sequence.init().body["status"] == "succeeded"
     return sequence
