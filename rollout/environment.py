@@ -1,0 +1,121 @@
+"""Owns putting a run's environment together from its configuration: questions, prompt, tools, scorer."""
+
+from collections.abc import Collection
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from core.config import Config
+from core.errors import ConfigError
+from engine.embedded.world import write_world
+from rollout.chat import Chat
+from rollout.data import Example, load_examples
+from rollout.encoding import Tokenizer
+from rollout.prompts import PromptTemplate, load_prompt
+from rollout.protocols import get_protocol
+from rollout.reward import Scorer, get_scorer
+from rollout.search.index import Notify
+from rollout.search.service import Cache
+from rollout.tools import Tool, build_tools
+
+WORLD = "world"
+"""The setting value that names the embedded engine's generated world, written into the run."""
+
+
+class Environment(NamedTuple):
+    """What a policy meets: how it is spoken to, what it may call, and how it is scored."""
+
+    chat: Chat
+    tools: dict[str, Tool]
+    scorer: Scorer
+
+    async def aclose(self) -> None:
+        """Release the tools' connections."""
+        for tool in self.tools.values():
+            await tool.aclose()
+
+
+def freeze(config: Config, allow_code: Collection[str] = ()) -> Config:
+    """Return the configuration as the run keeps it: paths made absolute, the prompt's text put in.
+
+    Everything that a later command would stumble over is checked here, before anything is written. Raises
+    ConfigError or DataError.
+    """
+    protocol = get_protocol(config.rollout.protocol)
+    template = load_prompt(config.rollout.prompt, protocol.name)
+    get_scorer(config.reward.scorer, config.reward, allow_code)
+    data = msgspec.structs.replace(
+        config.data, train=_absolute(config.data.train), eval=_absolute(config.data.eval)
+    )
+    corpus = _absolute(config.tools.search.corpus)
+    search = msgspec.structs.replace(config.tools.search, corpus=corpus)
+    for path in (data.train, data.eval):
+        if path != WORLD:
+            load_examples(Path(path))
+    if search.backend == "local" and corpus != WORLD and not Path(corpus).is_file():
+        raise ConfigError(f"setting 'tools.search.corpus': there is no file {corpus!r}")
+    return msgspec.structs.replace(
+        config,
+        data=data,
+        tools=msgspec.structs.replace(config.tools, search=search),
+        rollout=msgspec.structs.replace(
+            config.rollout, system_prompt=template.system, user_template=template.user
+        ),
+    )
+
+
+def _absolute(path: str) -> str:
+    return path if path in ("", WORLD) else str(Path(path).resolve())
+
+
+def needs_world(config: Config) -> bool:
+    """Return whether any setting names the generated world."""
+    return WORLD in (config.data.train, config.data.eval) or (
+        config.tools.search.backend == "local" and config.tools.search.corpus == WORLD
+    )
+
+
+def prepare_world(config: Config, run_dir: Path) -> None:
+    """Write the generated world into the run, if a setting names it; the same seed gives the same bytes."""
+    if needs_world(config):
+        write_world(run_dir / WORLD, config.run.seed)
+
+
+def questions(config: Config, run_dir: Path, split: str) -> list[Example]:
+    """Return the questions of `split`: "train", "dev" or "test" (or a file), in file order.
+
+    Outside the generated world, dev and test are both `data.eval`. Raises DataError.
+    """
+    if split not in ("train", "dev", "test"):
+        return load_examples(Path(split))
+    named = config.data.train if split == "train" else config.data.eval
+    path = run_dir / WORLD / f"{split}.jsonl" if named == WORLD else Path(named)
+    return load_examples(path)
+
+
+def build_environment(
+    config: Config,
+    tokenizer: Tokenizer,
+    run_dir: Path,
+    *,
+    cache: Cache | None = None,
+    allow_code: Collection[str] = (),
+    notify: Notify | None = None,
+) -> Environment:
+    """Return the environment of a run with a frozen configuration.
+
+    Raises ConfigError, DataError (the corpus) and CodeNotAllowed (a user's scorer).
+    """
+    settings = config.rollout
+    if settings.system_prompt is None or settings.user_template is None:
+        raise ConfigError("the run's prompt was never frozen: create the run with `rollout` or `learn`")
+    tools = build_tools(config.tools, run_dir, cache, notify)
+    chat = Chat(
+        tokenizer,
+        get_protocol(settings.protocol),
+        [tool.spec for tool in tools.values()],
+        PromptTemplate(system=settings.system_prompt, user=settings.user_template),
+        enable_thinking=settings.enable_thinking,
+    )
+    return Environment(chat, tools, get_scorer(config.reward.scorer, config.reward, allow_code))
