@@ -1,0 +1,1 @@
+"""Owns the learner: closed groups become updates, and every update can be re-derived from the log."""

@@ -1,0 +1,176 @@
+"""Owns the answer to "where does a step differ from its plan": order, record, value, or the plan itself."""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from core.digests import payload_digest
+from core.events import GroupEvent, PlanEvidence
+from core.ids import parse_uid
+from learner import evidence, values
+from learner.difference import Decode, Difference, Scene
+from learner.rebuild import derive
+from store.ports import Bundle
+
+
+def diagnose(scene: Scene) -> list[Difference]:
+    """Return every difference, the likeliest cause first; empty when the step is exactly what was planned."""
+    found = list(_order(scene))
+    if any(difference.proven for difference in found):
+        return found
+    found += _records(scene)
+    found += values.rewards(scene)
+    found += values.datums(scene)
+    found += _plan(scene)
+    return found or list(_evidence(scene))
+
+
+def _order(scene: Scene) -> Iterator[Difference]:
+    uids = [group.uid for group in scene.planned.groups]
+    ordered = sorted(uids, key=parse_uid)
+    if uids == ordered:
+        return
+    taken = sorted(scene.rebuilt.taken, key=lambda one: parse_uid(one.group.uid))
+    again = derive(taken, scene.rebuilt.recipe)
+    yield Difference(
+        place=f"step_planned of step {scene.planned.step}",
+        field="order of uids",
+        recorded=" ".join(uids),
+        derived=" ".join(ordered),
+        cause="a step trains its groups in ticket order: the order in the plan was altered",
+        proven=again.batch_digest == scene.planned.batch_digest,
+    )
+
+
+def _records(scene: Scene) -> Iterator[Difference]:
+    for pinned, taken in zip(scene.planned.groups, scene.rebuilt.taken, strict=True):
+        if pinned.digest == taken.digest and pinned.marks in {b"", taken.marks}:
+            continue
+        if pinned.digest == taken.digest:
+            yield _group_difference(pinned.uid, "marks", "the marks in the plan were altered")
+        elif not pinned.marks:
+            yield _group_difference(pinned.uid, "digest", "a record of this group was altered")
+        elif len(pinned.marks) != len(taken.marks):
+            size = evidence.MARK_BYTES
+            yield _group_difference(
+                pinned.uid,
+                "number of records",
+                "records were added or removed after the step was planned",
+                recorded=str(len(pinned.marks) // size),
+                derived=str(len(taken.marks) // size),
+            )
+        else:
+            yield from _altered(scene.fetch(pinned.uid), pinned.marks, taken.marks, scene.decode)
+
+
+def _group_difference(
+    uid: str, field: str, cause: str, *, recorded: str = "", derived: str = ""
+) -> Difference:
+    return Difference(place=f"group {uid}", field=field, cause=cause, recorded=recorded, derived=derived)
+
+
+def _altered(bundle: Bundle, marks: bytes, now: bytes, decode: Decode | None) -> Iterator[Difference]:
+    size = evidence.MARK_BYTES
+    for position, record in enumerate(bundle.records):
+        place = slice(position * size, (position + 1) * size)
+        if marks[place] == now[place]:
+            continue
+        yield Difference(
+            place=f"group {bundle.uid} tree {record.tree} record {record.index} ({describe(record.event)})",
+            field=_suspect(record.event, decode),
+            cause="this record is not the one that the plan pinned: the event was altered after training",
+        )
+
+
+def describe(event: GroupEvent) -> str:
+    """Return an event's tag and what it speaks of, for a message."""
+    tag = event.__struct_config__.tag
+    node = getattr(event, "node", None) or getattr(event, "leaf", None) or getattr(event, "uid", "")
+    return f"{tag} {node}".strip()
+
+
+def _suspect(event: GroupEvent, decode: Decode | None) -> str:
+    """Return which field of an altered record contradicts its other fields, if one does."""
+    text, tokens = getattr(event, "text", None), getattr(event, "tokens", None)
+    if decode is not None and text is not None and tokens is not None:
+        spelled = decode(np.frombuffer(tokens, dtype="<i4").tolist())
+        if not spelled.startswith(text):
+            return f"text {text!r} is not what its tokens spell, {spelled!r}"
+    return "record"
+
+
+def _plan(scene: Scene) -> Iterator[Difference]:
+    """Yield what contradicts inside the plan itself, or between the plan and its commit."""
+    planned, rebuilt = scene.planned, scene.rebuilt
+    place = f"step_planned of step {planned.step}"
+    if planned.members != len(rebuilt.batch.members):
+        members = len(rebuilt.batch.members)
+        yield Difference(
+            place=place,
+            field="members",
+            recorded=str(planned.members),
+            derived=str(members),
+            cause="N is not the number of chosen leaves",
+        )
+    if planned.micro_batches != rebuilt.batch.micro_batches:
+        yield Difference(
+            place=place,
+            field="micro_batches",
+            recorded=str(planned.micro_batches),
+            derived=str(rebuilt.batch.micro_batches),
+            cause="the datums are packed otherwise, and so scaled otherwise",
+        )
+    elif planned.datum_digests == rebuilt.digests and planned.batch_digest != rebuilt.batch_digest:
+        yield Difference(
+            place=place,
+            field="loss, loss_config, adam or batch_digest",
+            recorded=planned.batch_digest,
+            derived=rebuilt.batch_digest,
+            cause="all datums are those of the plan: its loss, optimizer settings or digest was altered",
+        )
+    elif planned.datum_digests != rebuilt.digests and planned.batch_digest == rebuilt.batch_digest:
+        yield Difference(
+            place=place, field="datum_digests", cause="the batch digest fits: the list of digests was altered"
+        )
+    yield from _commit(scene)
+
+
+def _commit(scene: Scene) -> Iterator[Difference]:
+    planned, committed = scene.planned, scene.committed
+    if committed is None:
+        return
+    place = f"step_committed of step {planned.step}"
+    sent = [[planned.datum_digests[index] for index in micro] for micro in planned.micro_batches]
+    if committed.engine_digest and committed.engine_digest != payload_digest(sent):
+        yield Difference(
+            place=place,
+            field="engine_digest",
+            recorded=committed.engine_digest,
+            derived=payload_digest(sent),
+            cause="the engine received other payloads than planned, or the commit was altered",
+        )
+    if committed.skipped is bool(planned.datum_digests):
+        yield Difference(
+            place=place,
+            field="skipped",
+            recorded=str(committed.skipped),
+            derived=str(not planned.datum_digests),
+            cause="a step is skipped exactly when it has no datums",
+        )
+
+
+def _evidence(scene: Scene) -> Iterator[Difference]:
+    """Yield a difference when only the evidence was altered, which nothing is computed from."""
+    recorded = scene.planned.evidence
+    batch = scene.rebuilt.batch
+    derived = evidence.collect([str(key) for key in batch.keys], batch.datums, batch.table.rewards)
+    if recorded is None or recorded == derived:
+        return
+    fields = [
+        name for name in PlanEvidence.__struct_fields__ if getattr(recorded, name) != getattr(derived, name)
+    ]
+    yield Difference(
+        place=f"step_planned of step {scene.planned.step}",
+        field=f"evidence.{fields[0]}",
+        cause="every datum is the planned one: the evidence in the plan was altered",
+    )

@@ -1,0 +1,287 @@
+"""Owns the learner's life: the goal, one step after another, checkpoints, faults, and a clean end.
+
+Every decision is taken from the log, so that a learner killed at any moment continues where the log says.
+"""
+
+import time
+from typing import NamedTuple
+
+from core.budget import exceeded
+from core.config import Config
+from core.errors import ConfigError, RolltapeError, ServiceBusy, StoreError, TrainerBroken
+from core.events import GoalSet, JournalEvent, PolicyPublished, StepCommitted, StepPlanned
+from engine.client import Session
+from engine.trainer import Trainer
+from learner.batch import PlanContext, Taken, group_facts, plan_event, recipe_from_learner
+from learner.gather import LOOK_SECONDS, Gatherer
+from learner.history import History
+from learner.metrics import step_metrics
+from learner.rebuild import Rebuilt, derive, user_estimator
+from learner.recovery import first_trainer, rebuild_planned, recover
+from learner.schedule import learning_rate
+from learner.step import Prepared, Sent, prepare_batch, send
+from learner.weights import collect, lifetime, save_checkpoint, version_name
+from learner.work import Hooks, Policy, Work
+from store.log import Log
+from store.ports import RunState
+
+MAX_FAULTS = 6
+"""Recoveries in a row without a committed step, before the fault is handed to the user."""
+FIRST_PAUSE, LONGEST_PAUSE = 2.0, 60.0
+"""Seconds between them, doubling."""
+GAP_WARNING = 0.02
+"""Mean |sampled − trainer's logprob| on fresh groups above which sampler and trainer disagree."""
+
+
+class Options(NamedTuple):
+    """What one `learn` command may ask for beyond the run's configuration."""
+
+    resume_from: str = ""
+    """A state URI to start from, before the first step."""
+    any_age: bool = False
+    """Recorded groups are trained again (offline), however old they are."""
+
+
+class Ending(NamedTuple):
+    """Why the learner stopped."""
+
+    committed_steps: int
+    reason: str
+    """"goal", or which budget is used up."""
+
+
+def run_learner(
+    log: Log,
+    session: Session,
+    config: Config,
+    max_steps: int,
+    hooks: Hooks | None = None,
+    options: Options | None = None,
+) -> Ending:
+    """Train until `max_steps` steps are committed, or a budget is used up.
+
+    `log` must be open in the learner's role. Raises EngineError (start again: it resumes), ConfigError,
+    ReplayError, StoreError; on KeyboardInterrupt it saves a checkpoint if the trainer is at rest.
+    """
+    check_distribution(config)
+    opened = log.run_event()
+    if opened is None:
+        raise StoreError("the run has not been opened: create it with `rollout` or `learn` and a preset")
+    work = Work(log, session, config, opened, session.fingerprints(), hooks or Hooks())
+    learner = Learner(work, max_steps, options or Options())
+    learner.set_goal()
+    try:
+        return learner.run()
+    except KeyboardInterrupt:
+        learner.save_if_at_rest()
+        raise
+
+
+def check_distribution(config: Config) -> None:
+    """Refuse sampling settings whose logprobs are not those of the policy that is trained."""
+    rollout = config.rollout
+    off = rollout.temperature != 1.0 or rollout.top_p < 1.0 or rollout.top_k > 0
+    if off and not config.learner.allow_off_distribution:
+        raise ConfigError(
+            f"rollouts are sampled with temperature {rollout.temperature!r}, top_p {rollout.top_p!r}, top_k "
+            f"{rollout.top_k!r}, so their logprobs are not those of the policy: expected 1, 1 and -1, or set "
+            "learner.allow_off_distribution = true"
+        )
+
+
+class Learner:
+    """The state that lives across steps: the trainer, what the journal told, and the groups waited for."""
+
+    def __init__(self, work: Work, max_steps: int, options: Options) -> None:
+        self._work = work
+        self._max_steps = max_steps
+        self._resume_from = options.resume_from
+        self._history = History()
+        self._gatherer = Gatherer(work, self._history, any_age=options.any_age)
+        self._user = user_estimator(work.config.learner.estimator, work.hooks.load_code)
+        self._trainer: Trainer | None = None
+        self._at_rest = False
+        """The trainer holds exactly the committed steps, and no gradient."""
+
+    def __repr__(self) -> str:
+        return f"<Learner towards {self._max_steps} steps, {self._trainer!r}>"
+
+    def set_goal(self) -> None:
+        """Record the aim; rollout ends by itself when it is reached."""
+        if self._work.log.state().max_steps != self._max_steps:
+            goal = GoalSet(max_steps=self._max_steps, at=self._work.clock())
+            self._work.log.journal.append_sync([goal])
+
+    def run(self) -> Ending:
+        """Train step after step; see run_learner."""
+        faults, pause = 0, FIRST_PAUSE
+        while True:
+            before = self._work.log.state().committed_steps
+            try:
+                ending = self._advance()
+            except (TrainerBroken, ServiceBusy) as exc:
+                faults = 1 if self._work.log.state().committed_steps > before else faults + 1
+                self._trainer, self._at_rest = None, False
+                if faults >= MAX_FAULTS:
+                    raise
+                self._work.hooks.notify(f"{exc} Trying again in {pause:.0f} s, from the last checkpoint.")
+                time.sleep(pause)
+                pause = min(2 * pause, LONGEST_PAUSE)
+                continue
+            if ending is not None:
+                return ending
+            faults, pause = 0, FIRST_PAUSE
+
+    def _advance(self) -> Ending | None:
+        """Do the next thing that the log asks for; the ending when there is none left."""
+        work = self._work
+        self._history.catch_up(work.log.journal)
+        state = work.log.state()
+        self._evaluate_if_due(state)
+        if state.committed_steps >= self._max_steps and state.planned_step is None:
+            return self._finish()
+        if self._trainer is None:
+            self._trainer = self._open_trainer()
+        if state.planned_step is not None:
+            planned = work.log.plan(state.planned_step)
+            self._train(planned, rebuild_planned(work, planned), {})
+            return None
+        if reason := exceeded(self._history.spent, work.config.budget):
+            self.save_if_at_rest()
+            return Ending(state.committed_steps, reason)
+        started = time.perf_counter()
+        taken = self._gatherer.poll(state.committed_steps)
+        if taken is None:
+            work.log.journal.wait_sync(work.log.state().journal_length, LOOK_SECONDS)
+            return None
+        self._plan_and_train(taken, state.committed_steps, {"fold": time.perf_counter() - started})
+        return None
+
+    def _open_trainer(self) -> Trainer:
+        checkpoints = self._history.checkpoints
+        trainer = (
+            recover(self._work, checkpoints) if checkpoints else first_trainer(self._work, self._resume_from)
+        )
+        self._at_rest = True
+        return trainer
+
+    def _plan_and_train(self, taken: list[Taken], step: int, seconds: dict[str, float]) -> None:
+        work = self._work
+        work.hooks.probe("planning")
+        started = time.perf_counter()
+        rate = learning_rate(work.config.learner, step, self._max_steps)
+        recipe = recipe_from_learner(work.config.learner, rate, self._user)
+        rebuilt = derive(taken, recipe)
+        prepared = prepare_batch(rebuilt.batch)
+        context = PlanContext(step, work.log.state().policy_version, work.fingerprints, work.clock())
+        planned = plan_event(taken, rebuilt.batch, prepared.digests, recipe, context)
+        seconds["prepare"] = time.perf_counter() - started
+        work.log.journal.append_sync([planned])
+        self._train(planned, rebuilt, seconds, prepared)
+
+    def _train(
+        self,
+        planned: StepPlanned,
+        rebuilt: Rebuilt,
+        seconds: dict[str, float],
+        prepared: Prepared | None = None,
+    ) -> None:
+        """Send a planned step and commit it; any failure before the commit leaves the trainer unusable."""
+        work, trainer = self._work, self._trainer
+        assert trainer is not None
+        work.hooks.probe("planned")
+        started = time.perf_counter()
+        events: list[JournalEvent] = []
+        sent, version, weights_uri = Sent({}, {}, ""), planned.policy_version, ""
+        if rebuilt.digests:
+            self._at_rest = False
+            sent = send(
+                trainer, rebuilt.batch, prepared or prepare_batch(rebuilt.batch), planned, work.hooks.probe
+            )
+            steps = planned.step + 1
+            version = work.log.state().policy_version + 1
+            saving = time.perf_counter()
+            weights_uri = trainer.save_weights(
+                version_name(version), lifetime(work.config.learner, steps, self._max_steps)
+            )
+            sent.seconds["save_weights"] = time.perf_counter() - saving
+            work.hooks.probe("weights_saved")
+            events.append(
+                PolicyPublished(policy_version=version, weights_uri=weights_uri, step=steps, at=work.clock())
+            )
+        seconds |= sent.seconds | {"step": time.perf_counter() - started}
+        committed = self._commit_event(planned, rebuilt, sent, version, seconds)
+        work.log.journal.append_sync([committed, *events])
+        self._at_rest = True
+        work.hooks.probe("committed")
+        self._after_commit(planned, committed)
+
+    def _commit_event(
+        self,
+        planned: StepPlanned,
+        rebuilt: Rebuilt,
+        sent: Sent,
+        version: int,
+        seconds: dict[str, float],
+    ) -> StepCommitted:
+        facts = group_facts(rebuilt.taken, rebuilt.batch, planned.step)
+        return StepCommitted(
+            step=planned.step,
+            skipped=not rebuilt.digests,
+            policy_version=version,
+            trainer_metrics=sent.metrics,
+            rollout_metrics=step_metrics(facts, rebuilt.batch),
+            seconds=seconds,
+            tokens_trained=rebuilt.batch.stats.datum_tokens,
+            engine_digest=sent.engine_digest,
+            at=self._work.clock(),
+        )
+
+    def _after_commit(self, planned: StepPlanned, committed: StepCommitted) -> None:
+        steps = committed.step + 1
+        self._work.hooks.committed(planned, committed)
+        self._warn(committed)
+        if steps % self._work.config.learner.save_every == 0 and steps < self._max_steps:
+            self._save()
+
+    def _evaluate_if_due(self, state: RunState) -> None:
+        """Evaluate the current version if its turn has come; a failed evaluation does not stop training."""
+        every, evaluate = self._work.config.learner.eval_every, self._work.hooks.evaluate
+        steps = state.committed_steps
+        due = every and steps and steps % every == 0 and state.planned_step is None
+        if not due or evaluate is None or self._history.is_evaluated(steps):
+            return
+        self._history.evaluated.add(steps)
+        try:
+            evaluate(Policy(state.policy_version, state.weights_uri, steps))
+        except RolltapeError as exc:
+            self._work.hooks.notify(f"the evaluation after {steps} steps failed, training goes on: {exc}")
+
+    def _warn(self, committed: StepCommitted) -> None:
+        gap = committed.trainer_metrics.get("trainer/logprob_gap", 0.0)
+        if gap > GAP_WARNING and committed.rollout_metrics["staleness/max"] == 0:
+            self._work.hooks.notify(
+                f"warning: step {committed.step}: sampled and trainer's logprobs differ by {gap:.3f} on "
+                f"average, expected at most {GAP_WARNING}: the sampler does not run the trained weights"
+            )
+
+    def _save(self) -> None:
+        assert self._trainer is not None
+        self._history.catch_up(self._work.log.journal)
+        self._at_rest = False
+        saved = save_checkpoint(self._work, self._trainer)
+        self._at_rest = True
+        kept = [checkpoint.weights_uri for checkpoint in [*self._history.checkpoints, saved]]
+        collect(self._work, self._work.session, kept)
+
+    def save_if_at_rest(self) -> None:
+        """Save a checkpoint unless the newest one holds every committed step, or the trainer is at work."""
+        self._history.catch_up(self._work.log.journal)
+        newest = self._history.checkpoints[-1].step if self._history.checkpoints else None
+        if self._at_rest and self._trainer is not None and newest != self._work.log.state().committed_steps:
+            self._save()
+
+    def _finish(self) -> Ending:
+        self._gatherer.clear_leftovers()
+        self.save_if_at_rest()
+        return Ending(self._work.log.state().committed_steps, "goal")
