@@ -1,13 +1,19 @@
 """Owns the choice of a search back-end from the settings."""
 
+import os
 from pathlib import Path
 
 from core.config import SearchSettings
 from core.errors import ConfigError
 from rollout.search.base import Backend
 from rollout.search.index import Notify
+from rollout.search.keys import find_keys
 from rollout.search.local import open_local
 from rollout.search.none import NoSearch
+from rollout.search.retrieval import Retrieval
+from rollout.search.timer import REAL_TIME
+from rollout.search.wikipedia import Wikipedia
+from rollout.search.zhihu import Zhihu
 
 WORLD = "world"
 
@@ -26,5 +32,17 @@ def build_backend(settings: SearchSettings, run_dir: Path, notify: Notify) -> Ba
             named = Path(settings.corpus)
             corpus = run_dir / WORLD / "corpus.jsonl" if settings.corpus == WORLD else named
             return open_local(corpus, run_dir / "search-index", notify)
-        case _:
-            raise ConfigError(f"no search back-end {settings.backend!r}")
+        case "zhihu":
+            keys = find_keys(os.environ, Path(".env"))
+            return Zhihu(
+                keys, REAL_TIME, url=settings.url, timeout=settings.timeout, retries=settings.retries
+            )
+        case "wikipedia":
+            return Wikipedia(REAL_TIME, url=settings.url, timeout=settings.timeout, retries=settings.retries)
+        case "retrieval":
+            if not settings.url:
+                raise ConfigError(
+                    "search back-end 'retrieval' needs the server's address: "
+                    "--set tools.search.url=http://127.0.0.1:8000/retrieve"
+                )
+            return Retrieval(REAL_TIME, url=settings.url, timeout=settings.timeout, retries=settings.retries)

@@ -23,7 +23,7 @@ class Cache(Protocol):
         ...
 
     def cache_put(self, key: bytes, value: bytes) -> None:
-        """Keep a value; returns when it is on disk."""
+        """Keep a value, without blocking."""
         ...
 
 
@@ -56,9 +56,7 @@ class SearchService:
                 return _from_cache(_DECODER.decode(kept), time.monotonic() - started)
             result = await self.backend.search(query, self.top_k)
             if result.ok:
-                value = msgspec.msgpack.encode(result.passages)
-                with anyio.CancelScope(shield=True):  # it is paid for
-                    await anyio.to_thread.run_sync(self._cache.cache_put, key, value)
+                self._cache.cache_put(key, msgspec.msgpack.encode(result.passages))
             return result
 
     def _key(self, query: str) -> bytes:
