@@ -16,7 +16,7 @@ from core.events import ChosenLeaf, GroupEvent, JournalEvent
 class JournalRecord(NamedTuple):
     """One journal entry as stored."""
 
-    index: int
+    index: int  # type: ignore[assignment] # the log's word, not tuple.index
     event: JournalEvent
     raw: bytes
     """The stored event bytes: the truth, never re-encoded."""
@@ -26,7 +26,7 @@ class GroupRecord(NamedTuple):
     """One record of a group as stored; (tree, index) is its identity."""
 
     tree: int
-    index: int
+    index: int  # type: ignore[assignment] # the log's word, not tuple.index
     event: GroupEvent
     raw: bytes
 
@@ -145,9 +145,9 @@ class NoClaim(StrEnum):
     """Why there is nothing to claim now."""
 
     WAIT = "wait"
-    """Admission is at its bound."""
+    """Admission is at its bound, or enough tickets for the goal are in flight."""
     GOAL = "goal"
-    """The goal is reached, or enough tickets for it are in flight and none may be adopted."""
+    """The goal is reached, or `max_tickets` have been opened: this worker will get nothing more."""
 
 
 class Journal(Protocol):

@@ -1,0 +1,132 @@
+"""Owns events as stored bytes: encoding, decoding with upcasts, checksums, the journal's chain, digests.
+
+A stored value is `crc32 u32 LE | schema u16 LE | payload`. The checksum covers the table's name, the key, the
+schema number and the payload, so a record found under another key is as damaged as one with a flipped bit.
+A group record's payload is the event's MessagePack bytes; a journal record's is the SHA-256 of its
+predecessor (key and value) and then those bytes.
+"""
+
+import hashlib
+import struct
+import zlib
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
+
+import msgspec
+
+from core.errors import LogDamaged, LogTooNew
+from core.events import SCHEMA_VERSION, GroupEvent, JournalEvent
+from store.keys import Table
+
+Upcast = Callable[[dict[str, object]], dict[str, object]]
+
+UPCASTS: Mapping[tuple[str, int], Upcast] = {}
+"""(tag, schema) -> what turns an event of that schema into one of schema + 1. Empty while schema 1 is the
+only one; a tag without an entry is unchanged between two schemas."""
+
+_HEAD = struct.Struct("<IH")
+_SCHEMA = struct.Struct("<H")
+_DIGEST_HEAD = struct.Struct("<HIHI")
+HEAD_SIZE = _HEAD.size
+CHAIN_SIZE = 32
+CHAIN_START = hashlib.sha256(b"rolltape.journal.v1").digest()
+"""What stands for the predecessor in journal record 0."""
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode_journal = msgspec.msgpack.Decoder(JournalEvent).decode
+_decode_group = msgspec.msgpack.Decoder(GroupEvent).decode
+_SEEDS = {table: zlib.crc32(table.value) for table in Table}
+
+
+class Payload(NamedTuple):
+    """A stored value whose checksum was right."""
+
+    schema: int
+    body: bytes
+
+
+class RawRecord(NamedTuple):
+    """A group's record before decoding; (tree, position) is its identity."""
+
+    tree: int
+    position: int
+    schema: int
+    raw: bytes
+
+
+def encode(event: JournalEvent | GroupEvent) -> bytes:
+    """Return the event's MessagePack bytes."""
+    return _encode(event)
+
+
+def decode_journal(raw: bytes, schema: int = SCHEMA_VERSION) -> JournalEvent:
+    """Return a journal event; raises LogDamaged when the bytes are not one, LogTooNew for a newer schema."""
+    try:
+        if schema == SCHEMA_VERSION:
+            event: JournalEvent = _decode_journal(raw)
+        else:
+            event = msgspec.convert(upcast(raw, schema), JournalEvent)
+    except msgspec.MsgspecError as exc:
+        raise LogDamaged(f"not a journal event: {raw[:40]!r}… ({exc}), schema {schema}") from exc
+    return event
+
+
+def decode_group(raw: bytes, schema: int = SCHEMA_VERSION) -> GroupEvent:
+    """Return a group's event; raises LogDamaged when the bytes are not one, LogTooNew for a newer schema."""
+    try:
+        if schema == SCHEMA_VERSION:
+            event: GroupEvent = _decode_group(raw)
+        else:
+            event = msgspec.convert(upcast(raw, schema), GroupEvent)
+    except msgspec.MsgspecError as exc:
+        raise LogDamaged(f"not a group's event: {raw[:40]!r}… ({exc}), schema {schema}") from exc
+    return event
+
+
+def upcast(
+    raw: bytes,
+    schema: int,
+    table: Mapping[tuple[str, int], Upcast] = UPCASTS,
+    current: int = SCHEMA_VERSION,
+) -> dict[str, object]:
+    """Return the plain form of an older event, brought to schema `current` one step at a time."""
+    if schema > current:
+        raise LogTooNew(f"a record of schema {schema}, this release reads up to {current}: upgrade rolltape")
+    plain = msgspec.msgpack.decode(raw, type=dict[str, object])
+    for version in range(schema, current):
+        step = table.get((str(plain.get("type")), version))
+        plain = step(plain) if step else plain
+    return plain
+
+
+def pack(table: Table, key: bytes, body: bytes, schema: int = SCHEMA_VERSION) -> bytes:
+    """Return the stored value of `body` under `key`."""
+    tail = _SCHEMA.pack(schema) + body
+    crc = zlib.crc32(tail, zlib.crc32(key, _SEEDS[table]))
+    return crc.to_bytes(4, "little") + tail
+
+
+def unpack(table: Table, key: bytes, value: bytes) -> Payload:
+    """Return the body of a stored value; raises LogDamaged when its checksum is wrong."""
+    if len(value) >= HEAD_SIZE:
+        crc, schema = _HEAD.unpack_from(value)
+        if zlib.crc32(value[4:], zlib.crc32(key, _SEEDS[table])) == crc:
+            return Payload(schema, value[HEAD_SIZE:])
+    raise LogDamaged(
+        f"damaged record in table {table.value.decode()!r} at key {key.hex()}: its checksum is wrong. "
+        "Run `verify`, and restore the log from a backup or an export"
+    )
+
+
+def chain(key: bytes, value: bytes) -> bytes:
+    """Return what the journal record after this one carries: SHA-256 over key and stored value."""
+    return hashlib.sha256(key + value).digest()
+
+
+def group_digest(records: Iterable[RawRecord]) -> str:
+    """Return SHA-256 hex over a group's records in key order: tree, position, schema, size and bytes."""
+    digest = hashlib.sha256(b"rolltape.group.v1")
+    for record in records:
+        digest.update(_DIGEST_HEAD.pack(record.tree, record.position, record.schema, len(record.raw)))
+        digest.update(record.raw)
+    return digest.hexdigest()

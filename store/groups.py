@@ -1,0 +1,261 @@
+"""Owns the groups' records over LMDB: who may write them, appending, closing with sealing, fetching."""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import anyio.to_thread
+
+from core.errors import Conflict, GroupClosed, StoreError
+from core.events import ChosenLeaf, GroupAborted, GroupEvent, ToolCalled, TurnSampled
+from core.events import GroupClosed as GroupClosedEvent
+from store import codec, keys
+from store.checking import check_writes
+from store.claims import Claimant, adopt, check_owner, claim_job
+from store.environment import Change, Environment, Snapshot
+from store.journal import encode_all, journal_changes, views_of
+from store.keys import MAX_INDEX, Table
+from store.locks import Locks
+from store.ports import Admission, Bundle, Claim, GroupFate, GroupRecord, NoClaim, StreamWrite
+from store.projections import Views
+from store.rows import FATES
+from store.sealing import Sealed, decode_records, load, seal_changes, seal_group
+from store.writer import Job, Plan, Writer
+
+SMALL = 256
+"""Bytes by which a request without a payload counts in the queue."""
+
+
+class Stream(NamedTuple):
+    """A StreamWrite after encoding."""
+
+    tree: int
+    expect: int | None
+    raws: tuple[bytes, ...]
+
+
+class Ending(NamedTuple):
+    """What closes or aborts a group, made before the write lock is taken."""
+
+    event: GroupClosedEvent | GroupAborted
+    sealed: Sealed
+
+
+class LmdbGroups:
+    """The Groups port over an environment."""
+
+    def __init__(self, environment: Environment, writer: Writer, locks: Locks) -> None:
+        self._environment = environment
+        self._writer = writer
+        self._locks = locks
+        self._orphans: dict[str, set[str]] = {}
+
+    async def claim(self, worker: str, admission: Admission, now: float) -> Claim | NoClaim:
+        """See Groups. `worker` holds locks/<worker> from the first call on."""
+        claimant = self._claimant(worker)
+        return await self._writer.run(claim_job(claimant, admission, now), SMALL, _lost(claimant))
+
+    def claim_sync(self, worker: str, admission: Admission, now: float) -> Claim | NoClaim:
+        """As `claim`, blocking."""
+        return self._writer.run_sync(claim_job(self._claimant(worker), admission, now), SMALL)
+
+    def take_over_sync(self, uid: str, worker: str, now: float) -> Claim:
+        """Adopt an open group although its owner lives, whose later appends then fail with OwnerLost.
+
+        This is how the learner closes a group that is late. Raises GroupClosed when it is not open.
+        """
+        self._locks.take(worker)
+        return self._writer.run_sync(
+            lambda snapshot: adopt(snapshot, views_of(snapshot), uid, worker, now), SMALL
+        )
+
+    async def append(self, claim: Claim, writes: Sequence[StreamWrite]) -> None:
+        """See Groups. Also raises StoreError for records that must not be stored (store.checking)."""
+        streams, size = _encode(claim.uid, writes)
+        await self._writer.run(_append_job(claim, streams), size)
+
+    def append_sync(self, claim: Claim, writes: Sequence[StreamWrite]) -> None:
+        """As `append`, blocking."""
+        streams, size = _encode(claim.uid, writes)
+        self._writer.run_sync(_append_job(claim, streams), size)
+
+    async def close(self, claim: Claim, chosen: Sequence[ChosenLeaf], now: float) -> str:
+        """See Groups; sealing happens on a worker thread."""
+        while True:
+            ending = await anyio.to_thread.run_sync(self._closing, claim, tuple(chosen), now)
+            if await self._writer.run(_end_job(claim, ending), SMALL + ending.sealed.size):
+                return ending.sealed.digest
+
+    def close_sync(self, claim: Claim, chosen: Sequence[ChosenLeaf], now: float) -> str:
+        """As `close`, blocking."""
+        while True:
+            ending = self._closing(claim, tuple(chosen), now)
+            if self._writer.run_sync(_end_job(claim, ending), SMALL + ending.sealed.size):
+                return ending.sealed.digest
+
+    async def abort(self, claim: Claim, reason: str, now: float, *, final: bool = False) -> None:
+        """See Groups; safe to repeat."""
+        while True:
+            ending = await anyio.to_thread.run_sync(self._aborting, claim, reason, now, final)
+            if await self._writer.run(_end_job(claim, ending), SMALL + ending.sealed.size):
+                return
+
+    def abort_sync(self, claim: Claim, reason: str, now: float, *, final: bool = False) -> None:
+        """As `abort`, blocking."""
+        while True:
+            ending = self._aborting(claim, reason, now, final)
+            if self._writer.run_sync(_end_job(claim, ending), SMALL + ending.sealed.size):
+                return
+
+    def fetch(self, uid: str) -> Bundle:
+        """See Groups; a group without records yet gives an empty bundle."""
+        with self._environment.read() as snapshot:
+            stored = load(snapshot, keys.group_prefix(uid))
+            if not (stored.parts or stored.rows) and views_of(snapshot).group(uid) is None:
+                raise StoreError(f"this log has no group {uid!r}")
+        records = stored.records()
+        return Bundle(uid, decode_records(records), codec.group_digest(records))
+
+    def _claimant(self, worker: str) -> Claimant:
+        self._locks.take(worker)
+        return Claimant(worker, self._locks.is_dead, self._orphans.setdefault(worker, set()))
+
+    def _closing(self, claim: Claim, chosen: tuple[ChosenLeaf, ...], now: float) -> Ending:
+        sealed, records = self._sealed(claim)
+        sampled, searches = _spent(records)
+        event = GroupClosedEvent(
+            uid=claim.uid,
+            chosen=chosen,
+            records=len(records),
+            digest=sealed.digest,
+            tokens_sampled=sampled,
+            search_calls=searches,
+            at=now,
+        )
+        return Ending(event, sealed)
+
+    def _aborting(self, claim: Claim, reason: str, now: float, final: bool) -> Ending:
+        sealed, records = self._sealed(claim)
+        sampled, searches = _spent(records)
+        event = GroupAborted(
+            uid=claim.uid,
+            reason=reason,
+            final=final,
+            records=len(records),
+            tokens_sampled=sampled,
+            search_calls=searches,
+            at=now,
+        )
+        return Ending(event, sealed)
+
+    def _sealed(self, claim: Claim) -> tuple[Sealed, Sequence[GroupRecord]]:
+        with self._environment.read() as snapshot:
+            records = load(snapshot, keys.group_prefix(claim.uid)).records()
+        return seal_group(records), decode_records(records)
+
+
+def _lost(claimant: Claimant) -> Callable[[Claim | NoClaim], None]:
+    def lost(result: Claim | NoClaim) -> None:
+        if isinstance(result, Claim):
+            claimant.orphans.add(result.uid)
+
+    return lost
+
+
+def _spent(records: Sequence[GroupRecord]) -> tuple[int, int]:
+    """Return tokens sampled and tool calls made."""
+    events: list[GroupEvent] = [record.event for record in records]
+    sampled = sum(len(event.tokens) // 4 for event in events if isinstance(event, TurnSampled))
+    return sampled, sum(isinstance(event, ToolCalled) for event in events)
+
+
+def _encode(uid: str, writes: Sequence[StreamWrite]) -> tuple[tuple[Stream, ...], int]:
+    check_writes(uid, writes)
+    streams = tuple(
+        Stream(write.tree, write.expect, tuple(codec.encode(event) for event in write.events))
+        for write in writes
+    )
+    return streams, SMALL + sum(len(raw) for stream in streams for raw in stream.raws)
+
+
+def _append_job(claim: Claim, streams: Sequence[Stream]) -> Job[None]:
+    prefix = keys.group_prefix(claim.uid)
+
+    def job(snapshot: Snapshot) -> Plan[None]:
+        check_owner(views_of(snapshot), claim)
+        ends: dict[int, int] = {}
+        changes: list[Change] = []
+        for stream in streams:
+            end = ends.get(stream.tree)
+            if end is None:
+                end = stream_end(snapshot, prefix, stream.tree)
+            added = _stream_changes(snapshot, claim.uid, prefix, stream, end)
+            ends[stream.tree] = end + len(added)
+            changes += added
+        return Plan(changes, None)
+
+    return job
+
+
+def stream_end(snapshot: Snapshot, prefix: bytes, tree: int) -> int:
+    """Return how many records a tree's stream has."""
+    last = snapshot.last(Table.GROUPS, below=keys.after(prefix + tree.to_bytes(2, "big")))
+    if last is None or not last[0].startswith(prefix + tree.to_bytes(2, "big")):
+        return 0
+    return keys.parse_group_key(last[0]).position + 1
+
+
+def _stream_changes(snapshot: Snapshot, uid: str, prefix: bytes, stream: Stream, end: int) -> list[Change]:
+    expect = end if stream.expect is None else stream.expect
+    where = f"group {uid}, tree {stream.tree}"
+    if expect > end or expect < 0:
+        raise Conflict(f"position {expect} of {where} is beyond the end, its stream has {end} records")
+    if expect + len(stream.raws) > MAX_INDEX:
+        raise StoreError(f"{where} would have more than {MAX_INDEX} records")
+    changes: list[Change] = []
+    for index, raw in enumerate(stream.raws, expect):
+        key = keys.group_key(prefix, stream.tree, index)
+        if expect == end:
+            changes.append(Change(Table.GROUPS, key, codec.pack(Table.GROUPS, key, raw)))
+            continue
+        value = snapshot.get(Table.GROUPS, key)
+        if value is None or codec.unpack(Table.GROUPS, key, value).body != raw:
+            raise Conflict(
+                f"position {index} of {where} holds another record than the one to be written there "
+                f"(its stream has {end}): fetch the group and decide anew"
+            )
+    return changes
+
+
+def _end_job(claim: Claim, ending: Ending) -> Job[bool]:
+    """Return the job that ends a group; its result is False when records were added since it was sealed."""
+    prefix = keys.group_prefix(claim.uid)
+    encoded = encode_all([ending.event])
+
+    def job(snapshot: Snapshot) -> Plan[bool]:
+        views = views_of(snapshot)
+        try:
+            check_owner(views, claim)
+        except GroupClosed:
+            if _ended_so(views, ending.event):
+                return Plan((), result=True)
+            raise
+        changes = seal_changes(snapshot, prefix, ending.sealed)
+        if changes is None:
+            return Plan((), result=False)
+        return Plan([*changes, *journal_changes(snapshot, encoded)], result=True)
+
+    return job
+
+
+def _ended_so(views: Views, event: GroupClosedEvent | GroupAborted) -> bool:
+    """Return whether the group has already ended just as `event` says."""
+    group = views.group(event.uid)
+    assert group is not None
+    if isinstance(event, GroupAborted):
+        return FATES[group.fate] is GroupFate.ABORTED and (group.reason, group.final) == (
+            event.reason,
+            event.final,
+        )
+    return group.digest == event.digest and group.chosen == tuple(
+        (leaf.tree, leaf.leaf) for leaf in event.chosen
+    )
