@@ -13,6 +13,7 @@ from core.events import GoalSet, JournalEvent, PolicyPublished, StepCommitted, S
 from engine.client import Session
 from engine.trainer import Trainer
 from learner.batch import PlanContext, Taken, group_facts, plan_event, recipe_from_learner
+from learner.fingerprints import code_fingerprints
 from learner.gather import LOOK_SECONDS, Gatherer
 from learner.history import History
 from learner.metrics import step_metrics
@@ -67,7 +68,8 @@ def run_learner(
     opened = log.run_event()
     if opened is None:
         raise StoreError("the run has not been opened: create it with `rollout` or `learn` and a preset")
-    work = Work(log, session, config, opened, session.fingerprints(), hooks or Hooks())
+    fingerprints = session.fingerprints() | code_fingerprints()
+    work = Work(log, session, config, opened, fingerprints, hooks or Hooks())
     learner = Learner(work, max_steps, options or Options())
     learner.set_goal()
     try:
@@ -152,7 +154,7 @@ class Learner:
         started = time.perf_counter()
         taken = self._gatherer.poll(state.committed_steps)
         if taken is None:
-            work.log.journal.wait_sync(work.log.state().journal_length, LOOK_SECONDS)
+            work.log.journal.wait_sync(state.journal_length, LOOK_SECONDS)
             return None
         self._plan_and_train(taken, state.committed_steps, {"fold": time.perf_counter() - started})
         return None
