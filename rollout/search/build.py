@@ -5,13 +5,14 @@ from pathlib import Path
 
 from core.config import SearchSettings
 from core.errors import ConfigError
+from rollout.search import wikipedia, zhihu
 from rollout.search.base import Backend
+from rollout.search.http import HttpService
 from rollout.search.index import Notify
 from rollout.search.keys import find_keys
 from rollout.search.local import open_local
 from rollout.search.none import NoSearch
 from rollout.search.retrieval import Retrieval
-from rollout.search.timer import REAL_TIME
 from rollout.search.wikipedia import Wikipedia
 from rollout.search.zhihu import Zhihu
 
@@ -33,16 +34,20 @@ def build_backend(settings: SearchSettings, run_dir: Path, notify: Notify) -> Ba
             corpus = run_dir / WORLD / "corpus.jsonl" if settings.corpus == WORLD else named
             return open_local(corpus, run_dir / "search-index", notify)
         case "zhihu":
-            keys = find_keys(os.environ, Path(".env"))
-            return Zhihu(
-                keys, REAL_TIME, url=settings.url, timeout=settings.timeout, retries=settings.retries
-            )
+            return Zhihu(find_keys(os.environ, Path(".env")), _service(settings, zhihu.URL))
         case "wikipedia":
-            return Wikipedia(REAL_TIME, url=settings.url, timeout=settings.timeout, retries=settings.retries)
+            return Wikipedia(_service(settings, wikipedia.URL))
         case "retrieval":
             if not settings.url:
                 raise ConfigError(
                     "search back-end 'retrieval' needs the server's address: "
                     "--set tools.search.url=http://127.0.0.1:8000/retrieve"
                 )
-            return Retrieval(REAL_TIME, url=settings.url, timeout=settings.timeout, retries=settings.retries)
+            return Retrieval(_service(settings, settings.url))
+
+
+def _service(settings: SearchSettings, usual: str) -> HttpService:
+    url = settings.url or usual
+    if not url.startswith(("http://", "https://")):
+        raise ConfigError(f"setting 'tools.search.url': {url!r}, expected http://... or https://...")
+    return HttpService(url, timeout=settings.timeout, retries=settings.retries)

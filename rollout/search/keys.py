@@ -69,7 +69,8 @@ def find_keys(environ: Mapping[str, str], dotenv: Path) -> tuple[str, ...]:
     keys = tuple(dict.fromkeys(key.strip() for key in said.replace("\n", ",").split(",") if key.strip()))
     if not keys:
         raise ConfigError(
-            f"search back-end 'zhihu' needs a key: set {KEYS_VARIABLE}=key1,key2 in the environment or in {dotenv}"
+            f"search back-end 'zhihu' needs a key: set {KEYS_VARIABLE}=key1,key2 in the environment "
+            f"or in the file {dotenv}"
         )
     return keys
 

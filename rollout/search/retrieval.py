@@ -8,8 +8,7 @@ import anyio
 import msgspec
 
 from rollout.search.base import MAX_CONTENT_CHARS, MAX_FIELD_CHARS, Found, Passage, clean, found
-from rollout.search.http import Attempt, failed, fetch, open_client, read_json, with_retries
-from rollout.search.timer import Timer
+from rollout.search.http import Attempt, HttpService, failed
 
 MAX_BATCH = 64
 REQUESTS_AT_ONCE = 4
@@ -25,7 +24,7 @@ class _Document(msgspec.Struct):
 class _Entry(_Document):
     """A document, or (with scores) one wrapped."""
 
-    document: _Document | None | msgspec.UnsetType = msgspec.UNSET
+    document: _Document | msgspec.UnsetType | None = msgspec.UNSET
     score: float | None = None
 
 
@@ -48,22 +47,18 @@ class Retrieval:
 
     name = "retrieval"
 
-    def __init__(self, timer: Timer, *, url: str, timeout: float, retries: int) -> None:
-        self._timer = timer
-        self._url = url
-        self._timeout = timeout
-        self._retries = retries
-        self._client = open_client(url, timeout)
+    def __init__(self, service: HttpService) -> None:
+        self._service = service
         self._slots = anyio.Semaphore(REQUESTS_AT_ONCE)
         self._queue: list[_Waiting] = []
 
     def __repr__(self) -> str:
-        return f"<Retrieval {self._url}, {len(self._queue)} queued>"
+        return f"<Retrieval {self._service.url}, {len(self._queue)} queued>"
 
     @property
     def version(self) -> str:
         """The server's address: it does not tell what it serves."""
-        return self._url
+        return self._service.url
 
     async def search(self, query: str, top_k: int) -> Found:
         """Return at most `top_k` documents; whoever comes to a free slot sends all that is queued."""
@@ -83,7 +78,7 @@ class Retrieval:
 
     async def aclose(self) -> None:
         """Close the connections."""
-        await self._client.aclose()
+        await self._service.aclose()
 
     async def _send_batch(self) -> None:
         """Send the head of the queue; if this task is cancelled, the others' queries are queued again."""
@@ -103,7 +98,7 @@ class Retrieval:
                 woken.set()
 
     async def search_many(self, queries: list[str], top_k: int) -> list[Found]:
-        """Return one result per query; a server that answers another number of them is not believed at all."""
+        """Return one result per query; none is believed if their number is wrong."""
         lists: list[list[Passage]] = []
 
         async def attempt() -> Attempt:
@@ -113,7 +108,7 @@ class Retrieval:
             lists[:] = answer
             return Attempt(found(lists[0] if lists else [], top_k))
 
-        outcome = await with_retries(attempt, self._retries, self._timer)
+        outcome = await self._service.persist(attempt)
         if not outcome.ok:
             return [outcome for _ in queries]
         return [
@@ -122,11 +117,7 @@ class Retrieval:
         ]
 
     async def _ask(self, queries: list[str], top_k: int) -> list[list[Passage]] | Attempt:
-        request = self._client.build_request(
-            "POST", self._url, json={"queries": queries, "topk": top_k, "return_scores": True}
-        )
-        reply = await fetch(self._client, self._timer, self._timeout, request)
-        body = reply if isinstance(reply, Attempt) else read_json(reply, _Body)
+        body = await self._service.post({"queries": queries, "topk": top_k, "return_scores": True}, _Body)
         if isinstance(body, Attempt):
             return body
         if len(body.result) != len(queries):

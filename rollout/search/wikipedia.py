@@ -9,8 +9,7 @@ import anyio
 import msgspec
 
 from rollout.search.base import MAX_FIELD_CHARS, MAX_URL_CHARS, Found, Passage, clean
-from rollout.search.http import Attempt, failed, fetch, open_client, read_json, succeeded, with_retries
-from rollout.search.timer import Timer
+from rollout.search.http import Attempt, HttpService, failed, succeeded
 
 URL = "https://en.wikipedia.org/w/api.php"
 INTERVAL = 0.31
@@ -48,30 +47,26 @@ class Wikipedia:
 
     name = "wikipedia"
 
-    def __init__(self, timer: Timer, *, url: str, timeout: float, retries: int) -> None:
-        self._timer = timer
-        self._url = url or URL
-        self._timeout = timeout
-        self._retries = retries
-        self._client = open_client(self._url, timeout)
+    def __init__(self, service: HttpService) -> None:
+        self._service = service
         self._turn = anyio.Lock()
         self._free_at = 0.0
 
     def __repr__(self) -> str:
-        return f"<Wikipedia {self._url}>"
+        return f"<Wikipedia {self._service.url}>"
 
     @property
     def version(self) -> str:
         """The wiki's address: another language is another result."""
-        return f"{self._url} intro {MAX_TEXT_CHARS}"
+        return f"{self._service.url} intro {MAX_TEXT_CHARS}"
 
     async def search(self, query: str, top_k: int) -> Found:
         """Return the introductions of at most `top_k` pages, best first."""
-        return await with_retries(lambda: self._try(query, top_k), self._retries, self._timer)
+        return await self._service.persist(lambda: self._try(query, top_k))
 
     async def aclose(self) -> None:
         """Close the connections."""
-        await self._client.aclose()
+        await self._service.aclose()
 
     async def _try(self, query: str, top_k: int) -> Attempt:
         """Ask, and ask on while a page still lacks its introduction."""
@@ -92,9 +87,7 @@ class Wikipedia:
 
     async def _ask(self, parameters: dict[str, str | int]) -> _Body | Attempt:
         await self._wait_turn()
-        request = self._client.build_request("GET", f"{self._url}?{urlencode(parameters)}")
-        reply = await fetch(self._client, self._timer, self._timeout, request)
-        body = reply if isinstance(reply, Attempt) else read_json(reply, _Body)
+        body = await self._service.get(urlencode(parameters), _Body)
         if isinstance(body, Attempt) or body.error is None:
             return body
         code = body.error.code
@@ -106,10 +99,10 @@ class Wikipedia:
 
     async def _wait_turn(self) -> None:
         async with self._turn:
-            wait = self._free_at - self._timer.monotonic()
+            wait = self._free_at - self._service.timer.monotonic()
             if wait > 0:
-                await self._timer.sleep(wait)
-            self._free_at = self._timer.monotonic() + INTERVAL
+                await self._service.timer.sleep(wait)
+            self._free_at = self._service.timer.monotonic() + INTERVAL
 
 
 def _parameters(query: str, top_k: int) -> dict[str, str | int]:

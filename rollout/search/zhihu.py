@@ -6,7 +6,6 @@ refused, 30001 too many requests, 90001 a fault of its own.
 
 import html
 import re
-import time
 from urllib.parse import urlencode
 
 import msgspec
@@ -19,9 +18,8 @@ from rollout.search.base import (
     Status,
     clean,
 )
-from rollout.search.http import Attempt, failed, fetch, open_client, read_json, succeeded, with_retries
+from rollout.search.http import Attempt, HttpService, failed, succeeded
 from rollout.search.keys import KeyRing
-from rollout.search.timer import Timer
 
 URL = "https://developer.zhihu.com/api/v1/content/global_search"
 MAX_COUNT = 20
@@ -59,26 +57,20 @@ class Zhihu:
     name = "zhihu"
     version = "global_search.v1"
 
-    def __init__(
-        self, keys: tuple[str, ...], timer: Timer, *, url: str, timeout: float, retries: int
-    ) -> None:
-        self._ring = KeyRing(keys, timer)
-        self._timer = timer
-        self._url = url or URL
-        self._timeout = timeout
-        self._retries = retries
-        self._client = open_client(self._url, timeout)
+    def __init__(self, keys: tuple[str, ...], service: HttpService) -> None:
+        self._ring = KeyRing(keys, service.timer)
+        self._service = service
 
     def __repr__(self) -> str:
         return f"<Zhihu {self._ring!r}>"
 
     async def search(self, query: str, top_k: int) -> Found:
         """Return at most `top_k` results."""
-        return await with_retries(lambda: self._try_keys(query, top_k), self._retries, self._timer)
+        return await self._service.persist(lambda: self._try_keys(query, top_k))
 
     async def aclose(self) -> None:
         """Close the connections."""
-        await self._client.aclose()
+        await self._service.aclose()
 
     async def _try_keys(self, query: str, top_k: int) -> Attempt:
         """Ask with one key after the other until one is neither limited nor refused."""
@@ -99,13 +91,9 @@ class Zhihu:
 
     async def _ask(self, query: str, top_k: int, key: str) -> Attempt:
         parameters = urlencode({"Query": query, "Count": min(top_k, MAX_COUNT), "SearchDB": "all"})
-        request = self._client.build_request(
-            "GET",
-            f"{self._url}?{parameters}",
-            headers={"Authorization": f"Bearer {key}", "X-Request-Timestamp": str(int(time.time()))},
-        )
-        reply = await fetch(self._client, self._timer, self._timeout, request)
-        body = reply if isinstance(reply, Attempt) else read_json(reply, _Body)
+        stamp = str(int(self._service.timer.wall()))
+        headers = {"Authorization": f"Bearer {key}", "X-Request-Timestamp": stamp}
+        body = await self._service.get(parameters, _Body, headers)
         if isinstance(body, Attempt):
             return body
         if body.code != 0:
