@@ -1,0 +1,107 @@
+"""Owns how steps and audits read in a terminal or as JSON lines; it computes nothing."""
+
+import sys
+from collections.abc import Sequence
+
+import msgspec
+
+from core.events import StepCommitted
+from learner.replay import GroupLine, StepReport
+from learner.visible import one_line
+
+QUESTION_WIDTH = 72
+ANSWER_WIDTH = 28
+
+
+def tell_step(committed: StepCommitted, goal: int, *, quiet: bool, as_json: bool) -> None:
+    """Print one committed step, as a line for a person or as JSON."""
+    if as_json:
+        sys.stdout.write(msgspec.json.encode(committed).decode() + "\n")
+    elif not quiet:
+        sys.stdout.write(step_line(committed, goal) + "\n")
+    sys.stdout.flush()
+
+
+def step_line(committed: StepCommitted, goal: int) -> str:
+    """Return the dashboard line of a step."""
+    metrics = committed.rollout_metrics
+    parts = [
+        f"step {committed.step:>4}/{goal}",
+        f"reward {metrics.get('reward/mean', 0.0):+.3f}",
+        f"EM {100 * metrics.get('reward/correct', 0.0):5.1f} %",
+        f"format {100 * metrics.get('reward/format', 0.0):5.1f} %",
+        f"searches {metrics.get('rollout/search_calls', 0.0):.2f}",
+        f"no signal {100 * metrics.get('rollout/degenerate_group_rate', 0.0):3.0f} %",
+    ]
+    if committed.skipped:
+        parts.append("skipped: no group carries a signal")
+    else:
+        parts += [
+            f"{metrics.get('train/datums', 0.0):.0f} datums / {metrics.get('train/micro_batches', 0.0):.0f} calls",
+            f"→ policy {committed.policy_version}",
+        ]
+    parts.append(f"{committed.seconds.get('step', 0.0):.1f} s")
+    return "  ".join(parts)
+
+
+def report_json(report: StepReport) -> str:
+    """Return a report as one line of JSON."""
+    return msgspec.json.encode(report).decode()
+
+
+def report_lines(report: StepReport, *, whole: bool) -> list[str]:
+    """Return a report as lines; `whole` adds what the step was made of, group by group."""
+    verdict = "MATCH" if report.match else "MISMATCH"
+    state = "" if report.committed else "  (planned, not committed)"
+    state += "  (skipped: no signal)" if report.skipped else ""
+    lines = [f"step {report.step}: {verdict}  batch {report.batch_digest[:16]}{state}"]
+    if whole:
+        lines += _made_of(report)
+    lines += [f"  {difference}" for difference in report.differences]
+    lines += [f"  note: {note}" for note in report.notes]
+    return lines
+
+
+def _made_of(report: StepReport) -> list[str]:
+    tokens = "  ".join(f"{kind} {count}" for kind, count in report.tokens.items())
+    micro = " + ".join(str(count) for count in report.micro_batches) or "none"
+    lines = [
+        (
+            f"  estimator {report.estimator}, loss {report.loss}, learning rate {report.learning_rate:g}, "
+            f"from policy version {report.policy_version}"
+        ),
+        f"  {len(report.groups)} groups, N = {report.members} members, datums per micro-batch: {micro}",
+        f"  tokens: {tokens}",
+        "  metrics: " + "  ".join(f"{name} {value:.4g}" for name, value in report.metrics.items()),
+    ]
+    for group in report.groups:
+        lines += _group_lines(group)
+    return lines
+
+
+def _group_lines(group: GroupLine) -> list[str]:
+    lines = [
+        f"  group {group.uid}  {one_line(group.question, QUESTION_WIDTH)}",
+        (
+            f"    {group.data_source} {group.example_id}  policy {group.policy_version}  "
+            f"staleness {group.staleness}  temperature {group.temperature:g}  "
+            f"mean reward {group.mean:.6g}  std {group.std:.6g}"
+        ),
+    ]
+    if group.members:
+        lines.append(f"    scored by {group.members[0].scorer}")
+    for member in group.members:
+        answer = "–" if member.answer is None else one_line(member.answer, ANSWER_WIDTH)
+        lines.append(
+            f"    t{member.tree}/{member.leaf}  reward {member.reward:+.4f}  "
+            f"advantage {member.advantage:+.6f}  {member.outcome:<11} {answer:<{ANSWER_WIDTH}} "
+            f"{member.turns} turns, {member.sampled_tokens} sampled"
+        )
+    return lines
+
+
+def summary_line(reports: Sequence[bool]) -> str:
+    """Return the last line of an audit of several steps."""
+    good = sum(reports)
+    verdict = "all MATCH" if good == len(reports) else f"{len(reports) - good} MISMATCH"
+    return f"{len(reports)} steps replayed: {verdict}"
