@@ -295,6 +295,8 @@ class GroupShape(NamedTuple):
     voids: bool = True
     resets: bool = True
     references: bool = False
+    plain: bool = False
+    """Every turn and observation is the same token: quick to draw, where only shape and rewards matter."""
 
 
 ANY_SHAPE = GroupShape()
@@ -340,15 +342,16 @@ def _draw_branch(grove: _Grove, place: tuple[int, int], parent: str | None) -> N
     depth = 0 if parent is None else parse_node(parent).depth + 1
     node = make_node(*place, depth)
     for more in reversed(range(draw(st.integers(1, 3)))):
-        tokens = draw(st.lists(IDS, min_size=1, max_size=4))
-        logprobs = [draw(st.floats(-9, 0, width=32)) for _ in tokens]
+        tokens = [7] if grove.shape.plain else draw(st.lists(IDS, min_size=1, max_size=4))
+        logprobs = [-0.5] if grove.shape.plain else [draw(st.floats(-9, 0, width=32)) for _ in tokens]
         script.turn(node, parent, tokens, logprobs, tree=tree)
         if grove.shape.references:
             script.refer(node, [value - 0.5 for value in logprobs], tree=tree)
         if more:
             rare = grove.shape.resets and draw(st.integers(0, 5)) == 0
             reset = draw(st.lists(IDS, min_size=1, max_size=5)) if rare else None
-            script.see(node, draw(st.lists(IDS, min_size=1, max_size=4)), tree=tree, reset=reset)
+            seen = [8] if grove.shape.plain else draw(st.lists(IDS, min_size=1, max_size=4))
+            script.see(node, seen, tree=tree, reset=reset)
             grove.open_nodes.append(node)
             parent, depth = node, depth + 1
             node = make_node(*place, depth)
