@@ -1,0 +1,65 @@
+"""Owns reading rows from Parquet and JSONL files a batch at a time, whatever their size."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from core.errors import ConfigError, DataError
+from rollout.rows import FIELDS
+
+try:
+    from pyarrow import ArrowException, parquet
+except ImportError:  # an optional dependency: only Parquet files need it
+    parquet = None
+    ArrowException = OSError
+
+ROWS_PER_BATCH = 4096
+
+
+class Row(NamedTuple):
+    """One row as the file has it."""
+
+    number: int
+    """Line or row, from 1."""
+    value: object
+    """None where it cannot be read."""
+
+
+def read_rows(path: Path) -> Iterator[Row]:
+    """Yield the rows of a .parquet or .jsonl file; raises DataError when it cannot be read at all."""
+    try:
+        if path.suffix == ".parquet":
+            yield from _parquet(path)
+        elif path.suffix in (".jsonl", ".json"):
+            yield from _jsonl(path)
+        else:
+            raise ConfigError(f"{str(path)!r}: expected a file called *.parquet or *.jsonl")
+    except (OSError, ArrowException) as error:
+        raise DataError(f"cannot read {str(path)!r}: {error}; expected a {path.suffix[1:]} file") from error
+
+
+def _parquet(path: Path) -> Iterator[Row]:
+    if parquet is None:
+        raise ConfigError("reading Parquet needs pyarrow: pip install 'rolltape[parquet]'")
+    with parquet.ParquetFile(path) as file:
+        columns = [name for name in file.schema_arrow.names if name in FIELDS]
+        number = 0
+        for batch in file.iter_batches(batch_size=ROWS_PER_BATCH, columns=columns):
+            for value in batch.to_pylist():
+                number += 1
+                yield Row(number, value)
+
+
+def _jsonl(path: Path) -> Iterator[Row]:
+    decoder = msgspec.json.Decoder()
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            if not line.strip():
+                continue
+            try:
+                value = decoder.decode(line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line)
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+                value = None
+            yield Row(number, value)
