@@ -49,8 +49,15 @@ class LiveGroup:
             await self._write(
                 [StreamWrite(tree, self._lengths.get(tree, 0), events[tree]) for tree in sorted(events)]
             )
-            self.group = fold_group(
-                [(tree, event) for tree in sorted(events) for event in events[tree]], onto=self.group
-            )
-            for tree, added in events.items():
-                self._lengths[tree] = self._lengths.get(tree, 0) + len(added)
+            self._fold(events)
+
+    def _fold(self, events: Mapping[int, Sequence[GroupEvent]]) -> None:
+        """Take in what was written; trees that it does not concern are left as they are."""
+        trees = self.group.trees
+        concerned = self.group._replace(trees={tree: trees[tree] for tree in events if tree in trees})
+        grown = fold_group(
+            [(tree, event) for tree in sorted(events) for event in events[tree]], onto=concerned
+        )
+        self.group = self.group._replace(trees=dict(sorted({**trees, **grown.trees}.items())))
+        for tree, added in events.items():
+            self._lengths[tree] = self._lengths.get(tree, 0) + len(added)

@@ -1,8 +1,11 @@
 """Owns the counts that a rollout process shows while it works; nothing is decided by them."""
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import msgspec
+
+from store.ports import Sink
 
 
 class Progress(msgspec.Struct, kw_only=True):
@@ -38,6 +41,15 @@ Notify = Callable[[Progress], None]
 """Called after each change; must return at once."""
 
 
-def silent(progress: Progress) -> None:
-    """Show nothing."""
-    del progress
+class Voice(NamedTuple):
+    """How a process tells a person what it does."""
+
+    progress: Progress
+    notify: Notify
+    say: Sink
+    """For one-line notices."""
+
+
+def silence() -> Voice:
+    """Return a voice that nobody hears."""
+    return Voice(Progress(), lambda _: None, lambda _: None)

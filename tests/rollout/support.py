@@ -2,6 +2,10 @@
 
 from collections.abc import Sequence
 
+import anyio
+import anyio.lowlevel
+import msgspec
+
 from core.arrays import pack_logprobs, pack_tokens
 from core.events import (
     Answered,
@@ -17,7 +21,9 @@ from core.events import (
     TurnSampled,
 )
 from core.ids import make_uid, parse_node
+from core.nodes import Tree
 from core.tree import Group, fold_group
+from store.ports import StreamWrite
 
 Records = list[tuple[int, GroupEvent]]
 
@@ -112,3 +118,47 @@ def folded(question: GroupAsked, trees: Sequence[Sequence[GroupEvent]]) -> Group
     records: Records = [(0, question)]
     records += [(index, event) for index, events in enumerate(trees, 1) for event in events]
     return fold_group(records)
+
+
+class CrashError(Exception):
+    """Raised by a Recorder in the place of a crash."""
+
+
+class Recorder:
+    """Records in memory, and a crash after as many writes as it is told."""
+
+    def __init__(self, records: Records = (), writes_left: int | None = None) -> None:  # type: ignore[assignment]
+        self.records = list(records)
+        self.writes = 0
+        self._left = writes_left
+
+    async def write(self, writes: Sequence[StreamWrite]) -> None:
+        """Take all the writes, or crash before any of them."""
+        if self._left == 0:
+            raise CrashError
+        self._left = None if self._left is None else self._left - 1
+        self.writes += 1
+        await anyio.lowlevel.checkpoint()
+        for write in writes:
+            stream = [event for tree, event in self.records if tree == write.tree]
+            assert write.expect == len(stream), "a writer always knows where its stream ends"
+            self.records += [(write.tree, event) for event in write.events]
+
+
+def timeless(group: Group) -> Group:
+    """Return the group without what a clock said."""
+    return group._replace(
+        asked=msgspec.structs.replace(group.asked, at=0.0),
+        trees={index: _timeless_tree(tree) for index, tree in group.trees.items()},
+    )
+
+
+def _timeless_tree(tree: Tree) -> Tree:
+    nodes = {
+        name: node._replace(
+            sample=msgspec.structs.replace(node.sample, seconds=0.0),
+            observation=node.observation and msgspec.structs.replace(node.observation, latency=0.0),
+        )
+        for name, node in tree.nodes.items()
+    }
+    return msgspec.structs.replace(tree, nodes=nodes)
