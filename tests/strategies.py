@@ -39,7 +39,8 @@ from core.events import (
     TurnSampled,
 )
 from core.ids import make_node, make_uid, parse_node
-from tests.building import Script
+from core.tree import Trajectory, fold_group, members
+from tests.building import Script, scored_leaves
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 """Any text that UTF-8 can hold."""
@@ -300,6 +301,7 @@ class GroupShape(NamedTuple):
 
 
 ANY_SHAPE = GroupShape()
+PLAIN = GroupShape(plain=True, resets=False)
 IDS = st.integers(0, 99)
 """Small token ids."""
 REWARDS = st.sampled_from([1.0, 0.0, -0.1, 0.2, 0.35]) | st.floats(-1, 1)
@@ -360,3 +362,11 @@ def _draw_branch(grove: _Grove, place: tuple[int, int], parent: str | None) -> N
     else:
         outcome = draw(st.sampled_from([Outcome.ANSWERED, Outcome.BAD_FORMAT]))
         script.end(node, draw(REWARDS), tree=tree, outcome=outcome)
+
+
+@st.composite
+def steps(draw: st.DrawFn, shape: GroupShape = PLAIN) -> tuple[Trajectory, ...]:
+    """Draw the members of a step of one to three groups, in training order."""
+    count = draw(st.integers(1, 3))
+    groups = [fold_group(draw(group_records(ticket, shape))) for ticket in range(1, count + 1)]
+    return tuple(member for group in groups for member in members(group, scored_leaves(group)))

@@ -3,6 +3,7 @@
 import math
 import statistics
 import time
+from itertools import pairwise
 from typing import Literal
 
 import numpy as np
@@ -21,29 +22,13 @@ from core.advantage import (
 )
 from core.arrays import Float64
 from core.errors import EstimatorError, RewardError
-from core.events import GroupEvent
-from core.tree import Trajectory, fold_group, members
-from tests.building import Script, bush, chains, scored_leaves
-from tests.strategies import GroupShape, group_records
+from core.tree import Trajectory, members
+from tests.building import Script, bush, chains
+from tests.strategies import PLAIN, steps
 
-Records = list[tuple[int, GroupEvent]]
 Singleton = Literal["zero", "raw"]
 
-PLAIN = GroupShape(plain=True, resets=False)
 LINEAR = ["group_mean", "rloo", "node"]
-
-
-def step_members(*groups: Records) -> tuple[Trajectory, ...]:
-    """Return every scored trajectory of the groups, in training order."""
-    folded = [fold_group(records) for records in groups]
-    return tuple(member for group in folded for member in members(group, scored_leaves(group)))
-
-
-@st.composite
-def steps(draw: st.DrawFn, shape: GroupShape = PLAIN) -> tuple[Trajectory, ...]:
-    """Draw the members of a step of one to three groups; void ends are left out of it."""
-    count = draw(st.integers(1, 3))
-    return step_members(*(draw(group_records(ticket, shape)) for ticket in range(1, count + 1)))
 
 
 def of_bush(rewards: tuple[float, float, float, float]) -> LeafTable:
@@ -134,10 +119,7 @@ def test_grouping_by_tree() -> None:
 def oracle(name: str, table: LeafTable, singleton: Singleton) -> list[list[float]]:
     """Return the definition of docs/estimators.md, in plain loops: values per node of each leaf's path."""
     rewards = table.rewards.tolist()
-    paths = [
-        tuple(table.path_nodes[a:b].tolist())
-        for a, b in zip(table.path_starts, table.path_starts[1:], strict=False)
-    ]
+    paths = [tuple(table.path_nodes[a:b].tolist()) for a, b in pairwise(table.path_starts.tolist())]
 
     def mates(ids: list[int], leaf: int) -> list[int]:
         return [other for other in range(len(ids)) if ids[other] == ids[leaf]]
@@ -227,7 +209,7 @@ def sums_to_zero(name: str, table: LeafTable) -> None:
         credit = np.array(
             [
                 math.fsum(found.path(i)[begins[a:b]])
-                for i, (a, b) in enumerate(zip(table.path_starts, table.path_starts[1:], strict=False))
+                for i, (a, b) in enumerate(pairwise(table.path_starts.tolist()))
             ]
         )
     ids = table.tree if name in {"tree_intra", "tree_2norm"} else table.uid
@@ -242,7 +224,7 @@ def test_node_credit_adds_up_along_every_path(everyone: tuple[Trajectory, ...]) 
     found = estimate("node", table)
     expected = estimate("group_mean", table).leaf
     begins = stretch_starts(table)
-    for leaf, (start, stop) in enumerate(zip(table.path_starts, table.path_starts[1:], strict=False)):
+    for leaf, (start, stop) in enumerate(pairwise(table.path_starts.tolist())):
         along = math.fsum(found.path(leaf)[begins[start:stop]])
         assert along == pytest.approx(expected[leaf], abs=1e-12)
 
