@@ -41,7 +41,12 @@ def run_dir(tmp_path: Path) -> Path:
 
 
 def train(
-    log: Log, session: Session, steps: int, plan: Plan = CHAINS, reward: Reward = any_reward, **learner: object
+    log: Log,
+    session: Session,
+    steps: int,
+    plan: Plan = CHAINS,
+    reward: Reward = any_reward,
+    **learner: object,
 ) -> Worker:
     """Train a new run for some steps, its rollouts made on another thread."""
     config = make_config(**learner)

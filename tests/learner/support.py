@@ -176,8 +176,7 @@ def working(worker: Worker) -> Iterator[Worker]:
     def body() -> None:
         try:
             while not stop.is_set():
-                if worker.fill() is NoClaim.GOAL:
-                    return
+                worker.fill()
                 stop.wait(0.005)
         except BaseException as exc:  # noqa: BLE001 shown in the test
             failed.append(exc)

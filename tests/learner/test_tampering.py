@@ -9,7 +9,16 @@ import numpy as np
 import pytest
 
 from core.arrays import pack_logprobs, pack_tokens, view_logprobs, view_tokens
-from core.events import AdamParams, Answered, GroupAsked, GroupEvent, Observed, Rewarded, StepPlanned, TurnSampled
+from core.events import (
+    AdamParams,
+    Answered,
+    GroupAsked,
+    GroupEvent,
+    Observed,
+    Rewarded,
+    StepPlanned,
+    TurnSampled,
+)
 from learner.fingerprints import code_fingerprints
 from learner.replay import Auditor, StepReport, replay_step
 from store.log import open_log
@@ -39,7 +48,9 @@ def change(kind: type, tree: int, **fields: Any) -> Callable[[int, GroupEvent], 
         if done or at != tree or not isinstance(event, kind):
             return event
         done.append(True)
-        new = {name: value(getattr(event, name)) if callable(value) else value for name, value in fields.items()}
+        new = {
+            name: value(getattr(event, name)) if callable(value) else value for name, value in fields.items()
+        }
         return msgspec.structs.replace(event, **new)
 
     return apply
@@ -70,7 +81,9 @@ def test_one_altered_logprob_is_named_to_the_token_with_its_old_value(copy_of: C
     """Record, datum, token offset, the value that was trained on, and a proof by digest."""
     run = copy_of(shape)
     group = trained(run).groups[0]
-    rewrite_group(run, group.uid, change(TurnSampled, 2, sampled_logprobs=lambda raw: with_logprob(raw, 3, -0.5)))
+    rewrite_group(
+        run, group.uid, change(TurnSampled, 2, sampled_logprobs=lambda raw: with_logprob(raw, 3, -0.5))
+    )
     report = audit(run)
     [record, value] = [d for d in report.differences if "follows" not in d.cause]
     assert record.place == f"group {group.uid} tree 2 record 0 (sample 0.0.0)"
@@ -193,8 +206,19 @@ def test_an_altered_estimator_in_the_plan_is_named_with_the_one_that_was_used(co
         ({"members": 99}, "members"),
         ({"micro_batches": lambda plan: (plan.micro_batches[0][::-1],)}, "micro_batches"),
         ({"datum_digests": lambda plan: ("00" * 32, *plan.datum_digests[1:])}, "datum_digests"),
-        ({"evidence": lambda plan: msgspec.structs.replace(plan.evidence, rewards=b"x" * 16)}, "evidence.rewards"),
-        ({"groups": lambda plan: (msgspec.structs.replace(plan.groups[0], marks=b"x" * 4), *plan.groups[1:])}, "marks"),
+        (
+            {"evidence": lambda plan: msgspec.structs.replace(plan.evidence, rewards=b"x" * 16)},
+            "evidence.rewards",
+        ),
+        (
+            {
+                "groups": lambda plan: (
+                    msgspec.structs.replace(plan.groups[0], marks=b"x" * 4),
+                    *plan.groups[1:],
+                )
+            },
+            "marks",
+        ),
     ],
 )
 def test_every_altered_part_of_a_plan_is_a_mismatch_that_names_it(
@@ -237,7 +261,9 @@ def test_two_altered_logprobs_are_still_a_mismatch_that_names_the_records(copy_o
     rewrite_group(
         run,
         group.uid,
-        change(TurnSampled, 1, sampled_logprobs=lambda raw: pack_logprobs(view_logprobs(raw) * np.float32(2))),
+        change(
+            TurnSampled, 1, sampled_logprobs=lambda raw: pack_logprobs(view_logprobs(raw) * np.float32(2))
+        ),
     )
     text = place_of(audit(run))
     assert f"group {group.uid} tree 1 record 0 (sample 0.0.0)" in text
