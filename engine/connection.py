@@ -21,8 +21,10 @@ from engine.locks import Address
 from engine.watch import Watch
 
 SAMPLES_IN_FLIGHT = 16
-"""Sampling requests that one SDK client sends at once. More cost the SDK more CPU per request
-(its connection pool is scanned for each), fewer leave the engine's batches small."""
+"""Sampling requests that one SDK client sends an embedded engine at once. More cost the SDK more CPU
+per request (its connection pool is scanned for each), fewer leave the engine's batches small."""
+HOSTED_SAMPLES_IN_FLIGHT = 256
+"""The same for the hosted service, whose answers take seconds: the caller bounds its concurrency."""
 SAMPLES_QUEUED = 4096
 
 CLOSING_PATIENCE = 1.0
@@ -114,7 +116,7 @@ def open_hosted(settings: EngineSettings, run_dir: Path) -> Connection:
             actor_capacity_wait_timeout_seconds=patience,
             retry_initial_delay_seconds=1.0,
             retry_max_delay_seconds=30.0,
-            sampling_request_max_in_flight=SAMPLES_IN_FLIGHT,
+            sampling_request_max_in_flight=HOSTED_SAMPLES_IN_FLIGHT,
             sampling_request_queue_capacity=SAMPLES_QUEUED,
         )
         service = _open_service(watch)

@@ -8,6 +8,7 @@ that it has found cannot decide to end. Nothing here depends on a clock or a hea
 import contextlib
 import http.client
 import os
+import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -28,6 +29,8 @@ IDLE_VARIABLE = "ROLLTAPE_ENGINE_IDLE_SECONDS"
 
 START_SECONDS = 60.0
 STOP_SECONDS = 15.0
+ANSWER_SECONDS = 4.0
+"""How long a live engine may take to answer; its event loop never computes."""
 PAUSE = 0.02
 PROJECT = Path(__file__).resolve().parent.parent
 LOG_TAIL_BYTES = 2000
@@ -46,6 +49,8 @@ class Status(msgspec.Struct, frozen=True):
     checkpoints: int = 0
     checkpoint_bytes: int = 0
     waiting_jobs: int = 0
+    busy_seconds: float = 0.0
+    """Time that the engine has spent computing."""
 
 
 class Joined(NamedTuple):
@@ -239,6 +244,8 @@ def stop(run_dir: Path, *, force: bool = False, seconds: float = STOP_SECONDS) -
     address = _live_address(folder)
     if address is not None:
         _call(address, "POST", "/engine/stop")
+    elif force:
+        _kill_silent(folder)
     while locks.is_held(folder / locks.LOCK):
         if time.monotonic() > deadline:
             raise EngineError(f"the engine of {str(run_dir)!r} did not end in {seconds:g} s")
@@ -246,6 +253,17 @@ def stop(run_dir: Path, *, force: bool = False, seconds: float = STOP_SECONDS) -
     if address is not None:
         has_ended(address.pid)
     return True
+
+
+def _kill_silent(folder: Path) -> None:
+    """End an engine that holds its lock but no longer answers, once sure that it is one."""
+    address = locks.read_address(folder)
+    if address is None:
+        return
+    with contextlib.suppress(OSError):
+        command = Path(f"/proc/{address.pid}/cmdline").read_bytes().split(b"\0")
+        if b"engine.embedded.server" in command and os.fsencode(folder) in command:
+            os.kill(address.pid, signal.SIGKILL)
 
 
 def serve(run_dir: Path, *, port: int = 0) -> int:
@@ -267,7 +285,7 @@ def serve(run_dir: Path, *, port: int = 0) -> int:
 def _call(address: Address, method: str, path: str) -> dict[str, object] | None:
     """Return the JSON answer of a live engine, or None; the environment's proxies play no part."""
     parts = urlsplit(address.url)
-    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=10)
+    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=ANSWER_SECONDS)
     try:
         connection.request(method, path, headers={"X-API-Key": address.token})
         response = connection.getresponse()

@@ -1,7 +1,5 @@
 """Owns the lists that the SDK's RestClient shows: training runs and checkpoints, also older ones."""
 
-import time
-
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -134,7 +132,7 @@ async def status(request: Request) -> Response:
             "checkpoints": len(checkpoints),
             "checkpoint_bytes": sum(record.size_bytes for record in checkpoints),
             "waiting_jobs": engine.worker.waiting,
-            "time": time.time(),
+            "busy_seconds": engine.worker.busy_seconds,
         }
     )
 

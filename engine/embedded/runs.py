@@ -33,7 +33,7 @@ MAX_SAMPLING_RUNS = 4096
 MAX_WAITING_EVENTS = 64
 """Events of one run that wait for their end; the SDK sends at most 16."""
 
-KEPT_EVENTS = 256
+KEPT_EVENTS = 32
 """Finished events of one run whose answers can still be asked for."""
 
 

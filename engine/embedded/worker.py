@@ -8,6 +8,7 @@ starves. Batching cannot change a result: a sample depends on its own request an
 import asyncio
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -50,6 +51,8 @@ class Worker:
         self._jobs: deque[Job[Any]] = deque()
         self._samples: deque[SampleJob] = deque()
         self._stopping = False
+        self.busy_seconds = 0.0
+        """Time spent computing so far."""
         self._thread = threading.Thread(target=self._run, name="engine-compute", daemon=True)
         self._thread.start()
 
@@ -91,10 +94,12 @@ class Worker:
                     return
                 job = self._jobs.popleft() if self._jobs else None
                 batch = self._take_batch()
+            started = time.perf_counter()
             if batch:
                 self._sample_batch(batch)
             if job is not None:
                 self._settle(job.future, job.work)
+            self.busy_seconds += time.perf_counter() - started
 
     def _take_batch(self) -> list[SampleJob]:
         """Take the waiting requests for the weights of the oldest one; the lock is held."""

@@ -2,6 +2,8 @@
 
 import functools
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -336,3 +338,26 @@ def test_sdk_errors_become_ours(error: Exception, kind: type[EngineError], words
     assert words in str(ours)
     with pytest.raises(kind), translated("training", uri=uri):
         raise error
+
+
+def test_a_batch_split_by_the_sdk_is_one_batch(run_dir: Path, session: Session) -> None:
+    """With small caps the SDK splits a call; gradient and payload digest are those of the whole."""
+    folder = launch.engine_folder(run_dir)
+    command = [sys.executable, "-m", "engine.embedded.server", "--dir", str(folder)]
+    server = subprocess.Popen([*command, "--max-batch-size", "2"], env=launch.engine_environment())
+    try:
+        batch = prepare([datum(5 + number, number, number - 2.0) for number in range(5)])
+        norms = []
+        with connect(EngineSettings(), run_dir) as small:
+            for opened in (session, small):
+                for loss in ("importance_sampling", "ppo", "cispo", "dro"):
+                    trainer = opened.create_trainer(lora_rank=4, seed=1)
+                    rows = trainer.forward_backward(batch, loss, {})
+                    assert [len(row) for row in rows] == [5, 6, 7, 8, 9]
+                    result = trainer.optim_step(1e-3, ADAM)
+                    assert result.engine_digest == payload_digest([batch.digests])
+                    norms.append(result.metrics["grad_norm"])
+        assert norms[:4] == pytest.approx(norms[4:], rel=1e-5)
+    finally:
+        server.terminate()
+        server.wait(20)

@@ -280,3 +280,49 @@ client = connection.service.create_training_client_from_state_with_optimizer(sav
 print(client.save_weights_for_sampler("w").result().path)
 """
     assert "trio://" in finish(start_program(source, str(run_dir)))
+
+
+def test_an_engine_that_hangs_is_stopped_by_force(run_dir: Path) -> None:
+    """An engine that no longer answers is not waited for."""
+    joined = launch.join(run_dir)
+    os.close(joined.users)
+    os.kill(joined.address.pid, signal.SIGSTOP)
+    assert launch.stop(run_dir, force=True) is True
+    until(lambda: launch.has_ended(joined.address.pid), "the end of a hanging engine")
+
+
+INTERRUPTED = """
+import sys
+from pathlib import Path
+import numpy as np
+from core.config import EngineSettings
+from core.datum import DatumArrays
+from engine.client import connect, prepare
+ones = np.ones(600, np.float32)
+batch = prepare([DatumArrays(np.full(600, 50), np.full(600, 51), -ones, ones)] * 4)
+with connect(EngineSettings(), Path(sys.argv[1])) as session:
+    trainer = session.create_trainer(lora_rank=4, seed=1)
+    trainer.save_state("s")
+    print("ready", flush=True)
+    while True:
+        trainer.forward_backward(batch, "importance_sampling", {})
+"""
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_busy_program_ends_soon(run_dir: Path, killed: bool) -> None:
+    """In the middle of a long call, Ctrl-C and the death of the engine end the program in seconds."""
+    program = start_program(INTERRUPTED, str(run_dir))
+    assert program.stdout
+    assert program.stdout.readline() == "ready\n"
+    address = launch.status(run_dir).address
+    assert address is not None
+    until(lambda: launch.status(run_dir).busy_seconds > 0.05, "a long call")
+    if killed:
+        os.kill(address.pid, signal.SIGKILL)
+    else:
+        program.send_signal(signal.SIGINT)
+    started = time.monotonic()
+    _, err = program.communicate(timeout=30)
+    assert time.monotonic() - started < 10
+    assert ("EngineDied" if killed else "KeyboardInterrupt") in err
