@@ -22,7 +22,7 @@ from rollout.tools import Tool
 from rollout.trees import Policy
 from rollout.turns import Rules, is_finished
 from rollout.watching import Watch
-from rollout.workers import Bounds, Ending, Worker
+from rollout.workers import FIRST_PAUSE, Bounds, Ending, Worker
 from store.ports import Admission, Groups, Journal
 
 
@@ -61,6 +61,8 @@ class Options(NamedTuple):
     """End after this many tickets, whatever the learner's goal is."""
     allow_code: Collection[str] = ()
     """User code (`module:function`) that may be imported."""
+    pause: float = FIRST_PAUSE
+    """Seconds without new claims after a group that failed."""
 
 
 NO_OPTIONS = Options()
@@ -89,7 +91,7 @@ async def run_rollouts(
     reference = environment.sampler.fingerprints()["base_model"] if config.learner.kl_beta else ""
     server = Server(log.groups, watch, gardener, questions, reference=reference)
     admission = Admission(config.learner.max_staleness, config.learner.groups_per_step, options.max_tickets)
-    bounds = Bounds(admission, config.rollout.concurrency, config.budget, plan)
+    bounds = Bounds(admission, config.rollout.concurrency, config.budget, plan, options.pause)
     worker = Worker(log.worker_id, log.groups, watch, server, bounds, voice)
     try:
         return await worker.run()

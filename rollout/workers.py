@@ -46,6 +46,7 @@ class Bounds(NamedTuple):
     """Trajectories in flight."""
     budget: BudgetSettings
     plan: Plan
+    pause: float = FIRST_PAUSE
 
 
 class Worker:
@@ -152,7 +153,7 @@ class Worker:
         failed = served in (Served.FAILED, Served.EXPIRED)
         self._failures = self._failures + 1 if failed else 0
         if self._failures:
-            pause = min(FIRST_PAUSE * 2.0 ** (self._failures - 1), LONGEST_PAUSE)
+            pause = min(self._bounds.pause * 2.0 ** (self._failures - 1), LONGEST_PAUSE)
             self._resting_until = time.monotonic() + pause
         self._too_long = self._too_long + 1 if served is Served.TOO_LONG else 0
         if self._too_long >= TOO_LONG_IN_A_ROW:
