@@ -10,11 +10,13 @@ from core.events import GroupDropped
 from learner.batch import Taken, fetch, fold_bundle, members_of
 from learner.history import History
 from learner.metrics import is_degenerate
-from learner.selection import DEADLINE, NO_SIGNAL, RUN_ENDED, STALE, Decision, Rule, decide
+from learner.selection import DEADLINE, NO_SIGNAL, STALE, Decision, Rule, decide
 from learner.work import Work
 from store.locks import LEARNER
 from store.ports import GroupFate, GroupRow
 
+TELL_SECONDS, TELL_AGAIN_SECONDS = 15.0, 300.0
+"""How long a wait is normal, and how often a longer one is spoken of."""
 EVERYTHING = sys.maxsize
 LOOK_SECONDS = 0.5
 """How often a waiting learner looks again even though the journal did not grow (deadlines, dead workers)."""
@@ -31,7 +33,7 @@ class Gatherer:
             learner.groups_per_step, None if any_age else learner.max_staleness, learner.group_deadline
         )
         self._since: dict[str, float] = {}
-        self._told = ""
+        self._quiet_until: float | None = None
 
     def __repr__(self) -> str:
         return f"<Gatherer waiting for {sorted(self._since)}>"
@@ -53,7 +55,7 @@ class Gatherer:
             if not self._replace(taken):
                 break
         self._since.clear()
-        self._told = ""
+        self._quiet_until = None
         return taken
 
     def _waited(self, rows: Sequence[GroupRow]) -> dict[str, float]:
@@ -66,12 +68,21 @@ class Gatherer:
         now = time.monotonic()
         alive = {row.uid for row in waiting if row.fate == GroupFate.OPEN and self._alive(row)}
         self._since = {uid: self._since.get(uid, now) for uid in alive}
+        self._tell(waiting, step)
+
+    def _tell(self, waiting: Sequence[GroupRow], step: int) -> None:
+        """Say what the step waits for, when that takes long, and again only when it takes much longer."""
+        now = time.monotonic()
+        if self._quiet_until is None:
+            self._quiet_until = now + TELL_SECONDS
+        if now < self._quiet_until:
+            return
+        self._quiet_until = now + TELL_AGAIN_SECONDS
         names = ", ".join(row.uid for row in waiting[:4])
         more = f" and {len(waiting) - 4} more" if len(waiting) > 4 else ""
-        text = f"step {step} waits for groups {names}{more}" if waiting else f"step {step} waits for rollouts"
-        if text != self._told:
-            self._told = text
-            self._work.hooks.notify(text)
+        working = "" if self._since else "; no worker that is alive has one, is `rollout` running?"
+        what = f"groups {names}{more}" if waiting else "rollouts"
+        self._work.hooks.notify(f"step {step} waits for {what}{working}")
 
     def _alive(self, row: GroupRow) -> bool:
         return not self._work.log.worker_is_dead(row.worker)
@@ -132,12 +143,12 @@ class Gatherer:
             self._work.hooks.notify(f"{len(blank)} groups without signal are replaced")
         return bool(blank)
 
-    def clear_leftovers(self) -> None:
-        """Give every group that is left at the goal its fate, `run_ended`."""
+    def clear(self, reason: str, *, final: bool) -> None:
+        """Give every open or closed group that waits a fate; `final` gives the tickets of open ones up too."""
         while True:
             pending = self._work.log.next_step_groups(EVERYTHING)
             left = [row for row in pending if row.fate in {GroupFate.OPEN, GroupFate.CLOSED}]
             if not left:
                 return
             for row in left:
-                self._leave(row, RUN_ENDED, final=True)
+                self._leave(row, reason, final=final)

@@ -12,14 +12,16 @@ from core.errors import ConfigError, RolltapeError, ServiceBusy, StoreError, Tra
 from core.events import GoalSet, JournalEvent, PolicyPublished, StepCommitted, StepPlanned
 from engine.client import Session
 from engine.trainer import Trainer
-from learner.batch import PlanContext, Taken, group_facts, plan_event, recipe_from_learner
+from learner.ahead import Ahead
+from learner.batch import PlanContext, Recipe, Taken, group_facts, plan_event, recipe_from_learner
 from learner.fingerprints import code_fingerprints
 from learner.gather import LOOK_SECONDS, Gatherer
 from learner.history import History
 from learner.metrics import step_metrics
-from learner.rebuild import Rebuilt, derive, user_estimator
+from learner.rebuild import Rebuilt, user_estimator
 from learner.recovery import first_trainer, rebuild_planned, recover
 from learner.schedule import learning_rate
+from learner.selection import RUN_ENDED, SUPERSEDED
 from learner.step import Prepared, Sent, prepare_batch, send
 from learner.weights import collect, lifetime, save_checkpoint, version_name
 from learner.work import Hooks, Policy, Work
@@ -77,6 +79,8 @@ def run_learner(
     except KeyboardInterrupt:
         learner.save_if_at_rest()
         raise
+    finally:
+        learner.close()
 
 
 def check_distribution(config: Config) -> None:
@@ -101,6 +105,7 @@ class Learner:
         self._history = History()
         self._gatherer = Gatherer(work, self._history, any_age=options.any_age)
         self._user = user_estimator(work.config.learner.estimator, work.hooks.load_code)
+        self._ahead = Ahead(work.log.groups)
         self._trainer: Trainer | None = None
         self._at_rest = False
         """The trainer holds exactly the committed steps, and no gradient."""
@@ -161,9 +166,12 @@ class Learner:
 
     def _open_trainer(self) -> Trainer:
         checkpoints = self._history.checkpoints
-        trainer = (
-            recover(self._work, checkpoints) if checkpoints else first_trainer(self._work, self._resume_from)
-        )
+        if checkpoints:
+            trainer = recover(self._work, checkpoints)
+        else:
+            trainer = first_trainer(self._work, self._resume_from)
+            if self._resume_from:
+                self._gatherer.clear(SUPERSEDED, final=False)
         self._at_rest = True
         return trainer
 
@@ -171,15 +179,20 @@ class Learner:
         work = self._work
         work.hooks.probe("planning")
         started = time.perf_counter()
-        rate = learning_rate(work.config.learner, step, self._max_steps)
-        recipe = recipe_from_learner(work.config.learner, rate, self._user)
-        rebuilt = derive(taken, recipe)
-        prepared = prepare_batch(rebuilt.batch)
+        recipe = self._recipe(step)
+        _, rebuilt, prepared = self._ahead.take(taken, recipe)
         context = PlanContext(step, work.log.state().policy_version, work.fingerprints, work.clock())
         planned = plan_event(taken, rebuilt.batch, prepared.digests, recipe, context)
         seconds["prepare"] = time.perf_counter() - started
         work.log.journal.append_sync([planned])
+        count = work.config.learner.groups_per_step
+        if step + 1 < self._max_steps:
+            self._ahead.start(work.log.next_step_groups(count), self._recipe(step + 1), count)
         self._train(planned, rebuilt, seconds, prepared)
+
+    def _recipe(self, step: int) -> Recipe:
+        learner = self._work.config.learner
+        return recipe_from_learner(learner, learning_rate(learner, step, self._max_steps), self._user)
 
     def _train(
         self,
@@ -283,7 +296,11 @@ class Learner:
         if self._at_rest and self._trainer is not None and newest != self._work.log.state().committed_steps:
             self._save()
 
+    def close(self) -> None:
+        """End what runs beside the loop."""
+        self._ahead.close()
+
     def _finish(self) -> Ending:
-        self._gatherer.clear_leftovers()
+        self._gatherer.clear(RUN_ENDED, final=True)
         self.save_if_at_rest()
         return Ending(self._work.log.state().committed_steps, "goal")

@@ -13,6 +13,8 @@ STALE = "stale"
 DEADLINE = "group_deadline"
 NO_SIGNAL = "no_signal"
 RUN_ENDED = "run_ended"
+SUPERSEDED = "superseded"
+"""Sampled from the base model, before the state that the run was told to resume from was published."""
 
 
 class Rule(NamedTuple):
