@@ -2,38 +2,25 @@
 
 from collections.abc import Collection
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
 
 from core.config import Config
 from core.errors import ConfigError
+from engine.client import Session
 from engine.embedded.world import write_world
 from rollout.chat import Chat
 from rollout.data import Example, load_examples
-from rollout.encoding import Tokenizer
 from rollout.prompts import PromptTemplate, load_prompt
 from rollout.protocols import get_protocol
-from rollout.reward import Scorer, get_scorer
+from rollout.reward import get_scorer
+from rollout.run import Environment
 from rollout.search.index import Notify
 from rollout.search.service import Cache
-from rollout.tools import Tool, build_tools
+from rollout.tools import build_tools
 
 WORLD = "world"
 """The setting value that names the embedded engine's generated world, written into the run."""
-
-
-class Environment(NamedTuple):
-    """What a policy meets: how it is spoken to, what it may call, and how it is scored."""
-
-    chat: Chat
-    tools: dict[str, Tool]
-    scorer: Scorer
-
-    async def aclose(self) -> None:
-        """Release the tools' connections."""
-        for tool in self.tools.values():
-            await tool.aclose()
 
 
 def freeze(config: Config, allow_code: Collection[str] = ()) -> Config:
@@ -96,7 +83,7 @@ def questions(config: Config, run_dir: Path, split: str) -> list[Example]:
 
 def build_environment(
     config: Config,
-    tokenizer: Tokenizer,
+    session: Session,
     run_dir: Path,
     *,
     cache: Cache | None = None,
@@ -112,10 +99,11 @@ def build_environment(
         raise ConfigError("the run's prompt was never frozen: create the run with `rollout` or `learn`")
     tools = build_tools(config.tools, run_dir, cache, notify)
     chat = Chat(
-        tokenizer,
+        session.tokenizer(),
         get_protocol(settings.protocol),
         [tool.spec for tool in tools.values()],
         PromptTemplate(system=settings.system_prompt, user=settings.user_template),
         enable_thinking=settings.enable_thinking,
     )
-    return Environment(chat, tools, get_scorer(config.reward.scorer, config.reward, allow_code))
+    scorer = get_scorer(config.reward.scorer, config.reward, allow_code)
+    return Environment(session, chat, tools, scorer)
