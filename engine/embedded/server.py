@@ -182,7 +182,7 @@ def print_variables(address: Address) -> None:
 
 
 def run(options: Options) -> int:
-    """Run one engine to its end; returns an exit status (3: another engine has the folder)."""
+    """Run one engine to its end; returns an exit status: 2 the port is taken, 3 the folder is."""
     options.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     lock = take_lock(options.folder)
     if lock is None:
@@ -192,7 +192,11 @@ def run(options: Options) -> int:
     # With the protocol named, asyncio switches Nagle's algorithm off; else each answer takes 40 ms.
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(("127.0.0.1", options.port))
+        try:
+            listener.bind(("127.0.0.1", options.port))
+        except OSError as exc:
+            logger.error("cannot listen on port %d: %s", options.port, exc)  # noqa: TRY400 - no bug
+            return 2
         listener.listen(1024)
         anyio.run(EngineProcess(options, lock, listener).serve)
     return 0
