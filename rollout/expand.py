@@ -4,16 +4,16 @@ A policy is a pure function of the tree, so that the same recorded tree always g
 sees a tree whose branches have all ended and been scored.
 """
 
-import importlib
 from collections.abc import Callable, Collection, Sequence
 from math import fsum
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from core.arrays import Float64, view_logprobs
 from core.choice import order, uniform, weighted
-from core.errors import CodeNotAllowed, ConfigError
+from core.errors import ConfigError
 from core.ids import NodeId
 from core.nodes import Tree
+from rollout.usercode import load_function
 
 
 class Expansion(NamedTuple):
@@ -95,18 +95,8 @@ def _reward_variance(tree: Tree, node: NodeId | None) -> float:
 
 
 def _user_policy(spec: str, allow_code: Collection[str]) -> ExpandPolicy:
-    module, colon, name = spec.partition(":")
-    if not (colon and module and name):
+    if ":" not in spec:
         raise ConfigError(
             f"unknown expansion policy {spec!r}, expected random, uncertainty, value or module:function"
         )
-    if spec not in allow_code:
-        raise CodeNotAllowed(f"expansion policy {spec!r} is your own code; allow it with --allow-code {spec}")
-    try:
-        policy = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"expansion policy {spec!r} cannot be loaded: {error}") from error
-    if not callable(policy):
-        raise ConfigError(f"expansion policy {spec!r} is not a function but {policy!r}")
-    checked: ExpandPolicy = policy
-    return checked
+    return cast("ExpandPolicy", load_function(spec, allow_code))
