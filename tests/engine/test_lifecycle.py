@@ -41,6 +41,14 @@ print("end", flush=True)
 """
 
 
+SERVE = """
+import sys
+from pathlib import Path
+from engine import launch
+launch.serve(Path(sys.argv[1]), port=int(sys.argv[2]))
+"""
+
+
 @pytest.fixture
 def idle(monkeypatch: pytest.MonkeyPatch) -> float:
     """Set a short patience of unused engines."""
@@ -237,8 +245,7 @@ def test_an_engine_that_cannot_start_says_why(run_dir: Path, monkeypatch: pytest
 
 def test_serve_prints_what_a_program_needs(run_dir: Path, tmp_path: Path) -> None:
     """An engine served by hand prints two variables with which any SDK program works; Ctrl-C ends it."""
-    source = "import sys; from pathlib import Path; from engine import launch;launch.serve(Path(sys.argv[1]))"
-    served = start_program(source, str(run_dir))
+    served = start_program(SERVE, str(run_dir), "0")
     assert served.stdout
     lines = [served.stdout.readline() for _ in range(2)]
     variables = dict(re.findall(r"export (\w+)=(\S+)", "".join(lines)))
@@ -254,6 +261,11 @@ def test_serve_prints_what_a_program_needs(run_dir: Path, tmp_path: Path) -> Non
         launch.serve(run_dir)
     joined = launch.join(run_dir)
     os.close(joined.users)
+    port = joined.address.url.rsplit(":", 1)[1]
+    taken = start_program(SERVE, str(run_dir.with_name("other")), port)
+    _, err = taken.communicate(timeout=30)
+    assert taken.returncode == 2
+    assert f"cannot listen on port {port}" in err
     served.send_signal(signal.SIGINT)
     served.communicate(timeout=20)
     assert not holds_lock(run_dir)
