@@ -29,7 +29,8 @@ from engine.embedded.compute import (
     Totals,
     TrainableModel,
 )
-from engine.embedded.frames import Frame, frames
+from engine.embedded.frames import Frame, make_frame
+from engine.embedded.prompts import PROMPTS
 from engine.embedded.scripts import Index, render_results
 from engine.embedded.spelling import EOS
 from engine.embedded.world import Question, World, split_questions
@@ -72,13 +73,13 @@ class Trajectory:
 class Room:
     """A world with its search, which can be switched off, and the fixed text of a protocol."""
 
-    def __init__(self, folder: Path, seed: int, protocol: str = "qwen3_5", *, blind: bool = False) -> None:
+    def __init__(self, folder: Path, seed: int, prompt: str = "demo", *, blind: bool = False) -> None:
         self.world = World(seed)
         self.index = Index(self.world)
         self.blind = blind
-        self.protocol = protocol
+        self.protocol = PROMPTS[prompt].protocol
         tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
-        self.frame: Frame = frames(tokenizer)[protocol]
+        self.frame: Frame = make_frame(tokenizer, PROMPTS[prompt])
         self.backend = tokenizer.backend_tokenizer
         self.eos = self.backend.token_to_id(EOS)
 
@@ -212,7 +213,7 @@ def report(sampler: SamplerModel, args: argparse.Namespace) -> dict[str, float]:
     """Evaluate on the held-out questions, also with a search that finds nothing."""
     splits = split_questions(args.world)
     questions = [q for hops in (1, 2) for q in splits[args.split, hops]]
-    rooms = [Room(args.base, args.world, args.protocol, blind=blind) for blind in (False, True)]
+    rooms = [Room(args.base, args.world, args.prompt, blind=blind) for blind in (False, True)]
     result = evaluate(sampler, rooms[0], questions, args.samples)
     blind = evaluate(sampler, rooms[1], questions, args.samples)
     return result | {"em_without_search": blind["em"], "format_without_search": blind["format"]}
@@ -221,7 +222,7 @@ def report(sampler: SamplerModel, args: argparse.Namespace) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--base", type=Path, default=BASE_FOLDER)
-    parser.add_argument("--protocol", default="qwen3_5", choices=tuple(QUERY))
+    parser.add_argument("--prompt", default="demo", choices=tuple(PROMPTS))
     parser.add_argument("--world", type=int, default=0)
     parser.add_argument("--seeds", type=int, nargs="*", default=[0, 1, 2])
     parser.add_argument("--steps", type=int, default=40)
@@ -236,7 +237,7 @@ def main() -> None:
     base = BaseModel.load(args.base)
     before = report(SamplerModel.from_base(base), args)
     print(json.dumps({"base": before, "fingerprint": base.fingerprint[:12]}), flush=True)
-    room = Room(args.base, args.world, args.protocol)
+    room = Room(args.base, args.world, args.prompt)
     for seed in args.seeds:
         start = time.perf_counter()
         model, curve = train(base, room, args, seed)

@@ -1,7 +1,7 @@
 """Runs training examples through the model in chunks of similar length, forward and backward."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,7 +38,7 @@ class _Chunk(NamedTuple):
     run: Forward
     valid: NDArray[np.bool_]
     """[B, T], False at padding."""
-    targets: NDArray[Any]
+    targets: np.ndarray
     """[N], ignored ones replaced by 0."""
     distribution: Array
     """[N, V] log probabilities."""

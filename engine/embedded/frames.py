@@ -4,9 +4,9 @@ from typing import Final, NamedTuple
 
 from transformers import PreTrainedTokenizerFast
 
+from engine.embedded.prompts import QUESTION, SEARCH_TOOL, Prompt
 from engine.embedded.scripts import Script
 from engine.embedded.spelling import EOS
-from engine.embedded.world import PROMPTS, SEARCH_TOOL
 
 GAP: Final = "\x00"
 
@@ -31,19 +31,21 @@ class Frame(NamedTuple):
     """Whether a call ends the assistant's turn with the end-of-turn token."""
 
 
-def qwen_frame(tokenizer: PreTrainedTokenizerFast) -> Frame:
+def _opening(prompt: Prompt) -> list[dict[str, object]]:
+    system: list[dict[str, object]] = [{"role": "system", "content": prompt.system}]
+    user: dict[str, object] = {"role": "user", "content": prompt.user.replace(QUESTION, GAP)}
+    return [*(system if prompt.system else []), user]
+
+
+def _qwen_frame(tokenizer: PreTrainedTokenizerFast, prompt: Prompt) -> Frame:
     """Cut a rendering of the Qwen3.5 template apart at its variable parts."""
     call = {"function": {"name": "search", "arguments": {"query": GAP}}}
-    opening = [
-        {"role": "system", "content": PROMPTS["qwen3_5"]},
-        {"role": "user", "content": GAP},
-    ]
     turn = [
         {"role": "assistant", "content": "", "tool_calls": [call]},
         {"role": "tool", "content": GAP},
     ]
     text = tokenizer.apply_chat_template(
-        [*opening, *turn],
+        [*_opening(prompt), *turn],
         tools=[SEARCH_TOOL],
         add_generation_prompt=True,
         enable_thinking=False,
@@ -63,14 +65,10 @@ def qwen_frame(tokenizer: PreTrainedTokenizerFast) -> Frame:
     )
 
 
-def search_r1_frame(tokenizer: PreTrainedTokenizerFast) -> Frame:
+def _search_r1_frame(tokenizer: PreTrainedTokenizerFast, prompt: Prompt) -> Frame:
     """Tags inside one assistant turn, as in Search-R1 and Tree-GRPO."""
-    messages = [
-        {"role": "system", "content": PROMPTS["search_r1"]},
-        {"role": "user", "content": GAP},
-    ]
     text = tokenizer.apply_chat_template(
-        messages, add_generation_prompt=True, enable_thinking=False, tokenize=False
+        _opening(prompt), add_generation_prompt=True, enable_thinking=False, tokenize=False
     )
     before_question, after_question = text.split(GAP)
     return Frame(
@@ -84,9 +82,11 @@ def search_r1_frame(tokenizer: PreTrainedTokenizerFast) -> Frame:
     )
 
 
-def frames(tokenizer: PreTrainedTokenizerFast) -> dict[str, Frame]:
-    """Frames of the protocols that the base model is trained in."""
-    return {"qwen3_5": qwen_frame(tokenizer), "search_r1": search_r1_frame(tokenizer)}
+def make_frame(tokenizer: PreTrainedTokenizerFast, prompt: Prompt) -> Frame:
+    """Find the fixed text of trajectories that open with `prompt`."""
+    if prompt.protocol == "qwen3_5":
+        return _qwen_frame(tokenizer, prompt)
+    return _search_r1_frame(tokenizer, prompt)
 
 
 def cut_script(frame: Frame, script: Script) -> list[tuple[str, bool]]:

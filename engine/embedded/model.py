@@ -7,12 +7,12 @@ The causal mask keeps padding at the end of a sequence from touching anything be
 """
 
 from functools import lru_cache
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-Array: TypeAlias = NDArray[Any]
+Array: TypeAlias = np.ndarray
 """A floating array of the dtype of the weights."""
 Weights: TypeAlias = dict[str, Array]
 """embed [V, d], norm [d], unembed [d, V]; per layer i: i.norm1 [d], i.qkv [d, 3d], i.o [d, d],
@@ -174,7 +174,8 @@ def forward(weights: Weights, config: ModelConfig, tokens: NDArray[np.int32]) ->
 
 def _outer(x: Array, dy: Array) -> Array:
     """Gradient of W in y = x @ W, summed over all positions."""
-    return x.reshape(-1, x.shape[-1]).T @ dy.reshape(-1, dy.shape[-1])
+    grad: Array = x.reshape(-1, x.shape[-1]).T @ dy.reshape(-1, dy.shape[-1])
+    return grad
 
 
 def _attention_backward(

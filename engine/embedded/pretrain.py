@@ -15,8 +15,9 @@ from engine.embedded.adamw import AdamW
 from engine.embedded.base_model import BaseModel, save_weights
 from engine.embedded.calls import AdamParams, Example, Loss
 from engine.embedded.chunks import run_examples
-from engine.embedded.frames import Frame, cut_script, frames
+from engine.embedded.frames import Frame, cut_script, make_frame
 from engine.embedded.model import ModelConfig, Weights, init_weights
+from engine.embedded.prompts import PROMPTS
 from engine.embedded.scripts import Script, ScriptRates, ScriptWriter
 from engine.embedded.texts import TextWriter
 from engine.embedded.tokenizer import ENGLISH, save_tokenizer
@@ -26,8 +27,7 @@ WORLDS: Final = 150
 FIRST_WORLD_SEED: Final = 10_000
 """Worlds of pretraining; those that write_world makes have small seeds."""
 HOP_SHARES: Final = (0.40, 0.45, 0.15)
-SEARCH_R1_SHARE: Final = 0.2
-"""Share of trajectories in the search_r1 protocol; the others are in qwen3_5."""
+PROMPT_SHARES: Final = {"demo": 0.70, "search-r1": 0.10, "demo-tags": 0.10, "tree-grpo": 0.10}
 TEXT_SHARE: Final = 0.06
 """Share of trajectories over plain English instead of a world."""
 STEPS: Final = 1800
@@ -42,7 +42,8 @@ class ExampleSource:
     """Draws scripts and turns them into examples, tokenised stretch by stretch as in a rollout."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
-        self.frames = frames(tokenizer)
+        self.frames = [make_frame(tokenizer, PROMPTS[name]) for name in PROMPT_SHARES]
+        self.shares = list(PROMPT_SHARES.values())
         self.writers = [ScriptWriter(World(FIRST_WORLD_SEED + i), ScriptRates()) for i in range(WORLDS)]
         self.text_writer = TextWriter(ENGLISH, ScriptRates())
         self.questions = [all_questions(hops) for hops in (1, 2, 3)]
@@ -50,21 +51,21 @@ class ExampleSource:
         self._encode = lru_cache(maxsize=100_000)(self._encode_text)
 
     def __repr__(self) -> str:
-        return f"ExampleSource({len(self.writers)} worlds, {list(self.frames)})"
+        return f"ExampleSource({len(self.writers)} worlds, {len(self.frames)} prompts)"
 
     def _encode_text(self, text: str) -> tuple[int, ...]:
         return tuple(self._backend.encode(text).ids)
 
     def draw(self, rng: np.random.Generator) -> Example:
         """One trajectory as next-token prediction."""
-        protocol = "search_r1" if rng.random() < SEARCH_R1_SHARE else "qwen3_5"
+        frame = self.frames[int(rng.choice(len(self.frames), p=self.shares))]
         if rng.random() < TEXT_SHARE:
             script = self.text_writer.write(rng)
         else:
             pool = self.questions[int(rng.choice(3, p=HOP_SHARES))]
             question = pool[int(rng.integers(len(pool)))]
             script = self.writers[int(rng.integers(WORLDS))].write(rng, question)
-        return self.encode(self.frames[protocol], script)
+        return self.encode(frame, script)
 
     def encode(self, frame: Frame, script: Script) -> Example:
         """Tokens and loss weights of a script."""

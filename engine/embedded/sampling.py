@@ -32,7 +32,6 @@ class _Row:
     """One continuation in progress."""
 
     request: SampleRequest
-    owner: int
     prompt: Prefill
     first_logits: Array
     draws: Array
@@ -101,9 +100,7 @@ class SamplerModel:
         for number, request in enumerate(requests):
             check_request(self.base, request, f"request {number}")
         prompts = [prefill(self.weights, self.base.config, r.prompt) for r in requests]
-        rows: list[list[_Row]] = [
-            self._open_rows(owner, request, prompts[owner]) for owner, request in enumerate(requests)
-        ]
+        rows = [self._open_rows(r, p) for r, p in zip(requests, prompts, strict=True)]
         for wave in plan_waves([row for group in rows for row in group]):
             self._decode(wave)
         return [
@@ -111,7 +108,7 @@ class SamplerModel:
             for request, prompt, group in zip(requests, prompts, rows, strict=True)
         ]
 
-    def _open_rows(self, owner: int, request: SampleRequest, prompt: Prefill) -> list[_Row]:
+    def _open_rows(self, request: SampleRequest, prompt: Prefill) -> list[_Row]:
         limit = min(request.max_tokens, self.base.context - len(request.prompt))
         logits = prompt.hidden[-1] @ self.weights["unembed"]
         stop_bytes = tuple(text.encode() for text in request.stop)
@@ -119,7 +116,6 @@ class SamplerModel:
         return [
             _Row(
                 request=request,
-                owner=owner,
                 prompt=prompt,
                 first_logits=logits,
                 draws=uniforms(request.seed, index, request.prompt, limit),

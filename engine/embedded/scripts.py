@@ -22,13 +22,13 @@ NO_RESULTS: Final = "No results found."
 class ScriptRates(NamedTuple):
     """How often a script errs."""
 
-    wrong_relation: float = 0.08
-    wrong_entity: float = 0.06
-    entity_only: float = 0.05
-    misread: float = 0.15
+    wrong_relation: float = 0.09
+    wrong_entity: float = 0.07
+    entity_only: float = 0.06
+    misread: float = 0.20
     early_stop: float = 0.55
     retry: float = 0.30
-    bad_format: float = 0.17
+    bad_format: float = 0.18
     nothing_found: float = 0.04
     shuffled: float = 0.50
 

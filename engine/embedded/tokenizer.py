@@ -11,19 +11,12 @@ import json
 from pathlib import Path
 from typing import Final
 
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
+from engine.embedded.prompts import DEMO, SEARCH_TOOL, fixed_texts
 from engine.embedded.spelling import EOS
-from engine.embedded.world import (
-    CITIES,
-    COUNTRIES,
-    PEOPLE,
-    PROMPTS,
-    QWEN_SYSTEM,
-    RELATIONS,
-    SEARCH_TOOL,
-)
+from engine.embedded.world import ENTITIES, RELATIONS
 
 PAD: Final = "<|endoftext|>"
 SPECIAL: Final = (PAD, "<|im_start|>", EOS)
@@ -48,11 +41,13 @@ FRAMES: Final = (
     "\n</tool_response>",
     "assistant\n<think>\n\n</think>\n\n",
     "Answer:",
-    "[1]",
-    "\n[2]",
-    "\n[3]",
 )
 """Fixed pieces of calls, results and answers; each is one token."""
+WORD_PATTERN: Final = (
+    r"\n?\[[1-9]\]"  # the number of a result, with the line break before it
+    r"|'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"  # as GPT-2
+)
+RESULT_NUMBERS: Final = range(1, 6)
 
 LEARNT_TOKENS: Final = 256 + 768
 """Size of the byte-level vocabulary before world words: 256 bytes and 768 merges."""
@@ -65,14 +60,15 @@ ENGLISH: Final = _HERE / "english.txt"
 TEMPLATE: Final = _HERE / "base" / "chat_template.jinja"
 
 
-def _byte_level() -> pre_tokenizers.ByteLevel:
-    return pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+def _splitter() -> pre_tokenizers.PreTokenizer:
+    words = pre_tokenizers.Split(Regex(WORD_PATTERN), behavior="isolated")
+    return pre_tokenizers.Sequence([words, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
 
 
 def _learn_pieces() -> tuple[list[str], list[tuple[str, str]]]:
     """Learn merges from english.txt; returns the pieces in id order and the merges in rank order."""
     learner = Tokenizer(models.BPE())
-    learner.pre_tokenizer = _byte_level()
+    learner.pre_tokenizer = _splitter()
     trainer = trainers.BpeTrainer(
         vocab_size=LEARNT_TOKENS,
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
@@ -85,10 +81,12 @@ def _learn_pieces() -> tuple[list[str], list[tuple[str, str]]]:
 
 
 def _word_pieces() -> list[str]:
-    """World and prompt words, bare and with their leading space, in byte-level spelling."""
+    """List world and prompt words, bare and after a space, and result numbers, in byte-level spelling."""
     relations = [relation.name for relation in RELATIONS]
-    words = [*COUNTRIES, *CITIES, *PEOPLE, *relations, *QUESTION_WORDS]
-    return [piece for word in words for piece in (word, "Ġ" + word)]
+    names = [name for kind in ENTITIES.values() for name in kind]
+    words = [*names, *relations, *QUESTION_WORDS]
+    numbers = [f"{line}[{n}]" for n in RESULT_NUMBERS for line in ("", "Ċ")]
+    return [*(piece for word in words for piece in (word, "Ġ" + word)), *numbers]
 
 
 def _wrap(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
@@ -105,17 +103,16 @@ def _wrap(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
 
 def _preamble_phrases(tokenizer: Tokenizer) -> list[str]:
     """Cut the template's system message with the search tool into its long fixed pieces."""
-    messages = [{"role": "system", "content": QWEN_SYSTEM}, {"role": "user", "content": "?"}]
+    messages = [{"role": "system", "content": DEMO.system}, {"role": "user", "content": "?"}]
     text = _wrap(tokenizer).apply_chat_template(messages, tools=[SEARCH_TOOL], tokenize=False)
     system = text.split("<|im_start|>")[1].split(EOS)[0]
     tool_start = system.index("\n{")
     tool_end = system.index("\n</tools>", tool_start)
-    prompt_start = system.index("\n\n" + QWEN_SYSTEM)
+    prompt_start = system.index("\n\n" + DEMO.system)
     return [
         system[:tool_start],
         system[tool_start:tool_end],
         system[tool_end:prompt_start],
-        system[prompt_start:],
     ]
 
 
@@ -127,10 +124,10 @@ def build_tokenizer() -> Tokenizer:
     vocabulary = {piece: index for index, piece in enumerate(pieces)}
     # ignore_merges: a whole word that is in the vocabulary is taken as it is
     tokenizer = Tokenizer(models.BPE(vocabulary, merges, ignore_merges=True))
-    tokenizer.pre_tokenizer = _byte_level()
+    tokenizer.pre_tokenizer = _splitter()
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(text, normalized=False) for text in SPECIAL])
-    phrases = [*TAGS, *FRAMES, *_preamble_phrases(tokenizer), *PROMPTS.values()]
+    phrases = [*TAGS, *FRAMES, *_preamble_phrases(tokenizer), *fixed_texts()]
     tokenizer.add_tokens([AddedToken(text, normalized=False) for text in phrases])
     return tokenizer
 

@@ -1,10 +1,9 @@
 """One training run: LoRA factors, accumulated gradient and optimizer state."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
-from numpy.typing import NDArray
 
 from engine.embedded.adamw import AdamW, check_params, global_norm
 from engine.embedded.base_model import BaseModel, weights_digest
@@ -116,7 +115,7 @@ class TrainableModel:
     def state_dict(self, *, optimizer: bool) -> dict[str, np.ndarray]:
         """Arrays for np.savez, in a fixed order; the gradient in progress is not part of it."""
         flags = [self.lora.train_attn, self.lora.train_mlp, self.lora.train_unembed]
-        arrays: dict[str, NDArray[Any]] = {
+        arrays: dict[str, np.ndarray] = {
             "meta.base": np.frombuffer(bytes.fromhex(self.base.fingerprint), np.uint8),
             "meta.lora": np.array([self.lora.rank, *flags], np.int64),
         }

@@ -1,6 +1,6 @@
 """The generated world: facts about invented places and people, and questions over them.
 
-A world is drawn from a seed: three kinds of entities, nine relations, one fact per (entity,
+A world is drawn from a seed: four kinds of entities, nine relations, one fact per (entity,
 relation). Questions chain one to three relations; those of a split are held out from the others,
 while the corpus (all facts) is shared, because an agent is meant to search it. Pretraining draws
 many other worlds over the same names, so that nothing about any one world can be remembered.
@@ -12,32 +12,6 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 import numpy as np
-
-QWEN_SYSTEM: Final = (
-    "Answer the question. Use the search tool to find evidence; one call per turn. "
-    "When you know the answer, end with one line: Answer: <short answer>"
-)
-SEARCH_R1_SYSTEM: Final = (
-    "Answer the given question. Think inside <think> and </think>. To search, write <search> query "
-    "</search>; results come between <information> and </information>. When you know the answer, "
-    "write <answer> short answer </answer>."
-)
-PROMPTS: Final = {"qwen3_5": QWEN_SYSTEM, "search_r1": SEARCH_R1_SYSTEM}
-"""System prompt that the base model was trained with, by tool protocol."""
-
-SEARCH_TOOL: Final[dict[str, object]] = {
-    "type": "function",
-    "function": {
-        "name": "search",
-        "description": "Search for evidence. Use a concise query.",
-        "parameters": {
-            "type": "object",
-            "properties": {"query": {"type": "string", "description": "The search query."}},
-            "required": ["query"],
-        },
-    },
-}
-"""The tool that the base model was trained with, as handed to the chat template."""
 
 
 def _names(text: str) -> tuple[str, ...]:
@@ -59,6 +33,10 @@ PEOPLE: Final = _names(
     "Quentin Rosa Stefan Tilda Ursula Viktor Wanda Xavier Yusuf Zara Anton Bella Conrad Delia Emil "
     "Fiona Gustav Helga Igor Jana Kurt Leona Marta Nils"
 )
+ANIMALS: Final = _names(
+    "heron otter badger falcon lynx stork beaver raven marten hedgehog weasel crane ferret lizard swan "
+    "tortoise"
+)
 
 
 class Relation(NamedTuple):
@@ -69,18 +47,20 @@ class Relation(NamedTuple):
     codomain: str
 
 
-ENTITIES: Final = {"country": COUNTRIES, "city": CITIES, "person": PEOPLE}
+ENTITIES: Final = {"country": COUNTRIES, "city": CITIES, "person": PEOPLE, "animal": ANIMALS}
 RELATIONS: Final = (
     Relation("capital", "country", "city"),
     Relation("ruler", "country", "person"),
-    Relation("ally", "country", "country"),
+    Relation("emblem", "country", "animal"),
     Relation("mayor", "city", "person"),
     Relation("founder", "city", "person"),
-    Relation("twin", "city", "city"),
+    Relation("province", "city", "country"),
     Relation("birthplace", "person", "city"),
-    Relation("mentor", "person", "person"),
     Relation("homeland", "person", "country"),
+    Relation("pet", "person", "animal"),
 )
+"""No relation stays within one kind: "the twin of Melk is Orsk" and its inverse hold the same words, and
+neither BM25 nor so small a model tells them apart."""
 SPLITS: Final = ("test", "dev", "train")
 HELD_OUT: Final = 64
 """Questions of each number of hops in each of test and dev."""
@@ -113,8 +93,7 @@ class World:
         for relation in RELATIONS:
             names = ENTITIES[relation.codomain]
             for entity in ENTITIES[relation.domain]:
-                choices = [name for name in names if name != entity]
-                self.values[relation.name, entity] = choices[int(rng.integers(len(choices)))]
+                self.values[relation.name, entity] = names[int(rng.integers(len(names)))]
 
     def __repr__(self) -> str:
         return f"World({len(self.values)} facts)"
