@@ -83,6 +83,8 @@ class GroupAsked(Event, tag="group", frozen=True):
     """"" is the base model."""
     params: SamplingParams
     protocol: str = ""
+    source: str = ""
+    """`<run id>/<uid>` of the group that this one repeats, when it was taken from another run."""
     at: float = 0.0
     """Unix seconds; information only, nothing is derived from it."""
 

@@ -143,11 +143,18 @@ class Gatherer:
             self._work.hooks.notify(f"{len(blank)} groups without signal are replaced")
         return bool(blank)
 
-    def clear(self, reason: str, *, final: bool) -> None:
-        """Give every open or closed group that waits a fate; `final` gives the tickets of open ones up too."""
+    def clear(self, reason: str, *, final: bool, below: int | None = None) -> None:
+        """Give every open or closed group that waits a fate; `final` gives up the tickets of open ones too.
+
+        With `below`, only groups that are sampled from an older policy version.
+        """
         while True:
-            pending = self._work.log.next_step_groups(EVERYTHING)
-            left = [row for row in pending if row.fate in {GroupFate.OPEN, GroupFate.CLOSED}]
+            left = [
+                row
+                for row in self._work.log.next_step_groups(EVERYTHING)
+                if row.fate in {GroupFate.OPEN, GroupFate.CLOSED}
+                and (below is None or row.policy_version < below)
+            ]
             if not left:
                 return
             for row in left:

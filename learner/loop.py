@@ -171,7 +171,8 @@ class Learner:
         else:
             trainer = first_trainer(self._work, self._resume_from)
             if self._resume_from:
-                self._gatherer.clear(SUPERSEDED, final=False)
+                version = self._work.log.state().policy_version
+                self._gatherer.clear(SUPERSEDED, final=False, below=version)
         self._at_rest = True
         return trainer
 
@@ -207,14 +208,14 @@ class Learner:
         work.hooks.probe("planned")
         started = time.perf_counter()
         events: list[JournalEvent] = []
-        sent, version, weights_uri = Sent({}, {}, ""), planned.policy_version, ""
+        sent, version = Sent({}, {}, ""), work.log.state().policy_version
         if rebuilt.digests:
             self._at_rest = False
             sent = send(
                 trainer, rebuilt.batch, prepared or prepare_batch(rebuilt.batch), planned, work.hooks.probe
             )
             steps = planned.step + 1
-            version = work.log.state().policy_version + 1
+            version += 1
             saving = time.perf_counter()
             weights_uri = trainer.save_weights(
                 version_name(version), lifetime(work.config.learner, steps, self._max_steps)
