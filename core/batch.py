@@ -13,14 +13,14 @@ import numpy as np
 from core.advantage import Advantages, Estimator, LeafTable, estimate, leaf_table
 from core.arrays import Bool, Float64
 from core.config import LearnerSettings, PackingSettings
-from core.credit import Credit, assign_credit, token_advantages, token_trained
+from core.credit import Credit, assign_credit, token_advantages
 from core.datum import DatumArrays, build_datum, datum_digest
 from core.errors import EstimatorError
 from core.events import ChosenLeaf, StepPlanned
 from core.ids import make_tree_uid
 from core.nodes import NUMBER_BYTES
 from core.packing import pack
-from core.segments import NOT_SAMPLED, Segment, segments
+from core.segments import Segment, segments
 from core.shaping import shape
 from core.tree import Group, Trajectory, members
 
@@ -194,7 +194,7 @@ def build_step(groups: Sequence[tuple[Group, Sequence[ChosenLeaf]]], settings: B
         user=settings.user,
     )
     credit = assign_credit(table, advantages.entries, settings.prefix_weight)
-    drafts = _drafts(everyone, table, credit, settings)
+    drafts = _drafts(everyone, table, credit, settings.kl_beta)
     kept = [draft for draft in drafts if draft.advantages.any()]
     micro_batches = pack([len(draft.segment.tokens) - 1 for draft in kept], settings.packing)
     datums: list[DatumArrays | None] = [None] * len(kept)
@@ -202,7 +202,7 @@ def build_step(groups: Sequence[tuple[Group, Sequence[ChosenLeaf]]], settings: B
         scale = _scale(len(batch), len(everyone), settings.reduction)
         for index in batch:
             draft = kept[index]
-            datums[index] = build_datum(draft.segment, draft.advantages * scale, draft.trained)
+            datums[index] = build_datum(draft.segment, draft.advantages, draft.trained, scale=scale)
     return StepBatch(
         members=everyone,
         table=table,
@@ -222,30 +222,25 @@ class _Draft(NamedTuple):
     key: DatumKey
     segment: Segment
     advantages: Float64
+    """float64 [n], unscaled."""
     trained: Bool
+    """Per node of the member's path."""
+
+    def trained_tokens(self) -> int:
+        return sum(turn.stop - turn.start for turn in self.segment.turns if self.trained[turn.step])
+
+    def sampled_tokens(self) -> int:
+        return sum(turn.stop - turn.start for turn in self.segment.turns)
 
 
-def _drafts(
-    everyone: Sequence[Trajectory], table: LeafTable, credit: Credit, settings: BatchSettings
-) -> list[_Draft]:
+def _drafts(everyone: Sequence[Trajectory], table: LeafTable, credit: Credit, kl_beta: float) -> list[_Draft]:
     result = []
     for leaf, member in enumerate(everyone):
-        entries = slice(table.path_starts[leaf], table.path_starts[leaf + 1])
+        own = credit.part(int(table.path_starts[leaf]), int(table.path_starts[leaf + 1]))
         for index, segment in enumerate(segments(member)):
-            result.append(
-                _Draft(
-                    key=DatumKey(member.group.uid, member.tree, member.leaf, index),
-                    segment=segment,
-                    advantages=token_advantages(
-                        segment,
-                        member,
-                        credit.advantages[entries],
-                        credit.kl_weights[entries],
-                        settings.kl_beta,
-                    ),
-                    trained=token_trained(segment, credit.trained[entries]),
-                )
-            )
+            key = DatumKey(member.group.uid, member.tree, member.leaf, index)
+            advantages = token_advantages(segment, member, own, kl_beta)
+            result.append(_Draft(key, segment, advantages, own.trained))
     return result
 
 
@@ -258,8 +253,8 @@ def _stats(
     everyone: Sequence[Trajectory], drafts: Sequence[_Draft], kept: Sequence[_Draft], table: LeafTable
 ) -> StepStats:
     given = sum(len(draft.segment.tokens) for draft in drafts)
-    sampled = sum(int(draft.segment.sampled.sum()) for draft in drafts)
-    opening = sum(int(np.argmax(draft.segment.node_index != NOT_SAMPLED)) for draft in drafts)
+    sampled = sum(draft.sampled_tokens() for draft in drafts)
+    opening = sum(draft.segment.turns[0].start for draft in drafts)
     turns = np.array(
         [len(node.sample.tokens) // NUMBER_BYTES for member in everyone for node in member.path],
         dtype=np.int64,
@@ -273,7 +268,7 @@ def _stats(
         observation_tokens=given - sampled - opening,
         sampled_tokens=sampled,
         shared_sampled_tokens=sampled - int(turns[first].sum()),
-        trained_tokens=sum(int(draft.trained.sum()) for draft in kept),
+        trained_tokens=sum(draft.trained_tokens() for draft in kept),
         datum_tokens=sum(len(draft.segment.tokens) - 1 for draft in kept),
         reset_segments=sum(draft.key.segment > 0 for draft in drafts),
     )

@@ -7,7 +7,7 @@ import numpy as np
 from core.advantage import LeafTable
 from core.arrays import Bool, Float32, Float64, view_logprobs
 from core.errors import EstimatorError
-from core.segments import NOT_SAMPLED, Segment
+from core.segments import Segment
 from core.sets import make_sets, set_means, set_sums
 from core.tree import Trajectory
 
@@ -21,6 +21,10 @@ class Credit(NamedTuple):
     """float64 [p]: how many members' KL terms its tokens carry; 0 where not trained."""
     trained: Bool
     """bool [p]."""
+
+    def part(self, start: int, stop: int) -> "Credit":
+        """Return the entries from `start` to `stop`, as of one member."""
+        return Credit(self.advantages[start:stop], self.kl_weights[start:stop], self.trained[start:stop])
 
 
 def assign_credit(
@@ -48,38 +52,30 @@ def assign_credit(
     return Credit(advantages, kl_weights, trained)
 
 
-def token_trained(segment: Segment, trained: Bool) -> Bool:
-    """Return bool [n]: the sampled tokens of trained nodes; `trained` is per node of the path."""
-    return np.append(trained, False)[segment.node_index]  # -1 picks the appended False
-
-
-def token_advantages(
-    segment: Segment, member: Trajectory, advantages: Float64, kl_weights: Float64, kl_beta: float
-) -> Float64:
+def token_advantages(segment: Segment, member: Trajectory, credit: Credit, kl_beta: float) -> Float64:
     """Return float64 [n]: A_t − w β (sampled_logprob_t − ref_logprob_t) on sampled tokens, 0 elsewhere.
 
-    `advantages` and `kl_weights` are per node of the member's path. Raises EstimatorError when β > 0 and a
+    `credit` is the member's own, one entry per node of its path. Raises EstimatorError when β > 0 and a
     node has no reference logprobs.
     """
-    values = np.append(advantages, 0.0)[segment.node_index]  # -1 picks the appended 0
-    if kl_beta == 0:
-        return values
-    weights = np.append(kl_weights, 0.0)[segment.node_index]
-    gaps = segment.logprobs.astype(np.float64) - _reference_logprobs(segment, member)
-    return np.asarray(values - weights * kl_beta * gaps)
+    values = np.zeros(len(segment.tokens))
+    for turn in segment.turns:
+        part = slice(turn.start, turn.stop)
+        values[part] = credit.advantages[turn.step]
+        if kl_beta:
+            gaps = segment.logprobs[part].astype(np.float64) - _reference(member, turn.step)
+            values[part] -= credit.kl_weights[turn.step] * kl_beta * gaps
+    return values
 
 
-def _reference_logprobs(segment: Segment, member: Trajectory) -> Float32:
-    """Return float32 [n]: the base model's logprobs of the sampled tokens, 0 elsewhere."""
-    result = np.zeros(len(segment.tokens), dtype=np.float32)
-    for index in np.unique(segment.node_index[segment.node_index != NOT_SAMPLED]).tolist():
-        node = member.path[index]
-        if node.reference is None:
-            raise EstimatorError(
-                f"{member.tree_uid} node {node.node!r} has no reference logprobs, needed by kl_beta > 0"
-            )
-        values = view_logprobs(node.reference.logprobs)
-        if not np.isfinite(values).all():
-            raise EstimatorError(f"{member.tree_uid} node {node.node!r}: a reference logprob is not finite")
-        result[segment.node_index == index] = values
-    return result
+def _reference(member: Trajectory, step: int) -> Float32:
+    """Return float32 [tokens of the turn]: the base model's logprobs of a node's sampled tokens."""
+    node = member.path[step]
+    if node.reference is None:
+        raise EstimatorError(
+            f"{member.tree_uid} node {node.node!r} has no reference logprobs, needed by kl_beta > 0"
+        )
+    values = view_logprobs(node.reference.logprobs)
+    if not np.isfinite(values).all():
+        raise EstimatorError(f"{member.tree_uid} node {node.node!r}: a reference logprob is not finite")
+    return values

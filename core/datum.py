@@ -25,23 +25,25 @@ class DatumArrays(NamedTuple):
     """float32 [n]; 0 where not trained."""
 
 
-def build_datum(segment: Segment, token_advantages: Float64, trained: Bool | None = None) -> DatumArrays:
+def build_datum(
+    segment: Segment, token_advantages: Float64, trained: Bool | None = None, *, scale: float = 1.0
+) -> DatumArrays:
     """Return the datum of a segment of n + 1 tokens, everything shifted by one place.
 
-    `token_advantages` is float64 [n + 1], rounded to float32 here and nowhere else. `trained`, bool [n + 1],
-    leaves out sampled tokens that another datum trains. Raises FoldError on unequal or too short arrays.
+    `token_advantages` is float64 [n + 1]; times `scale` it is rounded to float32 here and nowhere else.
+    `trained` is bool per node of the path: False leaves out turns that another datum trains. Raises
+    FoldError on arrays of unequal lengths, or too short to be shifted.
     """
-    mask = segment.sampled if trained is None else segment.sampled & trained
     length = len(segment.tokens)
-    sizes = [length, len(segment.logprobs), len(mask), len(token_advantages)]
+    sizes = [length, len(segment.logprobs), len(token_advantages)]
     if length < 2 or len(set(sizes)) != 1:
-        raise FoldError(
-            f"datum from tokens, logprobs, mask, advantages of lengths {sizes}: expected equal, >= 2"
-        )
+        raise FoldError(f"datum from tokens, logprobs, advantages of lengths {sizes}: expected equal, >= 2")
+    logprobs = np.zeros(length, dtype=np.float32)
+    advantages = np.zeros(length, dtype=np.float32)
+    for turn in segment.turns:
+        if trained is None or trained[turn.step]:
+            part = slice(turn.start, turn.stop)
+            logprobs[part] = segment.logprobs[part]
+            advantages[part] = token_advantages[part] * scale
     tokens = segment.tokens.astype(np.int64)
-    return DatumArrays(
-        inputs=tokens[:-1],
-        targets=tokens[1:],
-        logprobs=np.where(mask[1:], segment.logprobs[1:], np.float32(0)),
-        advantages=np.where(mask[1:], token_advantages[1:], 0.0).astype(np.float32),
-    )
+    return DatumArrays(tokens[:-1], tokens[1:], logprobs[1:], advantages[1:])

@@ -1,5 +1,6 @@
 """Owns the identifiers: uid, tree_uid and node id, their text forms and their order."""
 
+import re
 from typing import NamedTuple, NewType
 
 from core.errors import FoldError
@@ -12,6 +13,9 @@ TreeUid = NewType("TreeUid", str)
 
 NodeId = NewType("NodeId", str)
 """`<round>.<expansion>.<depth>`: where in its tree a turn stands, whenever it arrived."""
+
+_NODE = re.compile(r"(0|[1-9][0-9]*)\.(0|[1-9][0-9]*)\.(0|[1-9][0-9]*)")
+"""Without leading zeros, so that no two texts name one node."""
 
 GROUP_STREAM = 0
 """The tree number under which the group's own records (the `group` event) are kept."""
@@ -57,7 +61,7 @@ def make_node(round_: int, expansion: int, depth: int) -> NodeId:
 
 def parse_node(node: str) -> NodeParts:
     """Return the numbers inside `node`, which sort in node order; raises FoldError if malformed."""
-    parts = node.split(".")
-    if len(parts) != 3 or not all(part.isdecimal() for part in parts):
+    parts = _NODE.fullmatch(node)
+    if parts is None:
         raise FoldError(f"not a node id: {node!r}, expected <round>.<expansion>.<depth> such as 0.0.1")
-    return NodeParts(*(int(part) for part in parts))
+    return NodeParts(int(parts[1]), int(parts[2]), int(parts[3]))

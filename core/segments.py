@@ -1,7 +1,7 @@
 """Owns how the tokens of a path come together: segments of one growing prefix, and the next prompt.
 
-Tokens are only ever joined, never rendered or encoded again. A segment's arrays are built by whole-run
-copies (bytes.join and numpy.repeat); nothing here touches single tokens.
+Tokens are only ever joined, never rendered or encoded again. A segment is joined from whole runs of bytes,
+and says which runs were sampled; nothing here touches single tokens.
 """
 
 from collections.abc import Sequence
@@ -19,25 +19,63 @@ NOT_SAMPLED = -1
 """`node_index` of a token that the policy was given."""
 
 
+class Turn(NamedTuple):
+    """Where a sampled turn stands in its segment."""
+
+    start: int
+    stop: int
+    """Tokens start to stop − 1 are its own."""
+    step: int
+    """Position of its node in the trajectory's path."""
+
+
 class Segment(NamedTuple):
     """A stretch of a trajectory with one growing token prefix; nearly always the whole of it."""
 
     tokens: Int32
     """int32 [n], read-only."""
-    sampled: Bool
-    """bool [n]: the policy sampled this token (a fact; whether it is trained is decided per datum)."""
     logprobs: Float32
-    """float32 [n], at sampling time; 0 where not sampled."""
-    node_index: Int32
-    """int32 [n]: position in the trajectory's path of the turn that sampled it, -1 elsewhere."""
+    """float32 [n], read-only: at sampling time; 0 where not sampled."""
+    turns: tuple[Turn, ...]
+    """In order. All other tokens were given: prompt and observations."""
+
+    @property
+    def node_index(self) -> Int32:
+        """Return int32 [n]: position in the path of the turn that sampled the token, -1 where given."""
+        result = np.full(len(self.tokens), NOT_SAMPLED, dtype=np.int32)
+        for turn in self.turns:
+            result[turn.start : turn.stop] = turn.step
+        return result
+
+    @property
+    def sampled(self) -> Bool:
+        """Return bool [n]: whether the policy sampled the token. What is trained is decided per datum."""
+        return np.asarray(self.node_index != NOT_SAMPLED)
 
 
-class _Run(NamedTuple):
-    """Consecutive tokens of one kind."""
+class _Parts:
+    """A segment before it is joined: its runs of given and of sampled tokens, in order."""
 
-    tokens: bytes
-    logprobs: bytes | None
-    node_index: int
+    def __init__(self, prompt: bytes) -> None:
+        self.tokens: list[bytes] = []
+        self.logprobs: list[bytes] = []
+        self.turns: list[Turn] = []
+        self.length = 0
+        self.give(prompt)
+
+    def give(self, tokens: bytes) -> None:
+        """Add given tokens. A float32 zero is four zero bytes: their logprobs cost one fill."""
+        self.tokens.append(tokens)
+        self.logprobs.append(bytes(len(tokens)))
+        self.length += len(tokens) // NUMBER_BYTES
+
+    def sample(self, node: Node, step: int) -> None:
+        """Add a sampled turn."""
+        self.tokens.append(node.sample.tokens)
+        self.logprobs.append(node.sample.sampled_logprobs)
+        start = self.length
+        self.length += len(node.sample.tokens) // NUMBER_BYTES
+        self.turns.append(Turn(start, self.length, step))
 
 
 def segments(trajectory: Trajectory) -> tuple[Segment, ...]:
@@ -46,7 +84,8 @@ def segments(trajectory: Trajectory) -> tuple[Segment, ...]:
     A leaf's own observation is left out: nothing was sampled after it. Raises FoldError when a sampled
     logprob is not finite.
     """
-    return tuple(_segment(runs, trajectory) for runs in _runs(trajectory.group.asked.prompt, trajectory.path))
+    parts = _parts(trajectory.group.asked.prompt, trajectory.path)
+    return tuple(_segment(part, trajectory) for part in parts)
 
 
 def next_prompt(group: Group, tree: int, node: NodeId | None) -> Int32:
@@ -62,51 +101,35 @@ def next_prompt(group: Group, tree: int, node: NodeId | None) -> Int32:
         raise FoldError(f"group {group.uid} tree {tree} node {node!r} has no observation to go on from")
     if observation.prompt_reset is not None:
         return view_tokens(observation.prompt_reset)
-    last = _runs(group.asked.prompt, path)[-1]
-    return view_tokens(b"".join([*(run.tokens for run in last), observation.tokens]))
+    return view_tokens(b"".join([*_parts(group.asked.prompt, path)[-1].tokens, observation.tokens]))
 
 
-def _runs(prompt: bytes, path: Sequence[Node]) -> list[list[_Run]]:
-    """Return, per segment, its runs of given and sampled tokens."""
-    current = [_Run(prompt, None, NOT_SAMPLED)]
+def _parts(prompt: bytes, path: Sequence[Node]) -> list[_Parts]:
+    """Return the parts of each segment of a path, the last turn's observation left out."""
+    current = _Parts(prompt)
     result = [current]
-    for index, node in enumerate(path):
-        if index:
-            observation = path[index - 1].observation
-            assert observation is not None  # the fold lets nothing be sampled before it
+    observation = None
+    for step, node in enumerate(path):
+        if observation is not None:
             if observation.prompt_reset is None:
-                current.append(_Run(observation.tokens, None, NOT_SAMPLED))
+                current.give(observation.tokens)
             else:
-                current = [_Run(observation.prompt_reset, None, NOT_SAMPLED)]
+                current = _Parts(observation.prompt_reset)
                 result.append(current)
-        current.append(_Run(node.sample.tokens, node.sample.sampled_logprobs, index))
+        current.sample(node, step)
+        observation = node.observation
     return result
 
 
-def _segment(runs: Sequence[_Run], trajectory: Trajectory) -> Segment:
-    counts = [len(run.tokens) // NUMBER_BYTES for run in runs]
-    indices = np.array([run.node_index for run in runs], dtype=np.int32)
-    # A float32 zero is four zero bytes, so that given tokens cost one fill instead of one array each.
-    logprobs = view_logprobs(
-        b"".join(bytes(len(run.tokens)) if run.logprobs is None else run.logprobs for run in runs)
-    )
-    if not np.isfinite(logprobs).all():
-        _refuse_logprob(runs, trajectory)
-    return Segment(
-        tokens=view_tokens(b"".join(run.tokens for run in runs)),
-        sampled=np.repeat(indices != NOT_SAMPLED, counts),
-        logprobs=logprobs,
-        node_index=np.repeat(indices, counts),
-    )
-
-
-def _refuse_logprob(runs: Sequence[_Run], trajectory: Trajectory) -> None:
-    for run in runs:
-        if run.logprobs is not None:
-            values = view_logprobs(run.logprobs)
-            bad = np.flatnonzero(~np.isfinite(values))
-            if bad.size:
-                raise FoldError(
-                    f"{trajectory.tree_uid} node {trajectory.path[run.node_index].node!r}: logprob of token "
-                    f"{bad[0]} is {float(values[bad[0]])!r}, expected a finite number"
-                )
+def _segment(parts: _Parts, trajectory: Trajectory) -> Segment:
+    tokens = view_tokens(b"".join(parts.tokens))
+    logprobs = view_logprobs(b"".join(parts.logprobs))
+    for turn in parts.turns:
+        finite = np.isfinite(logprobs[turn.start : turn.stop])
+        if not finite.all():
+            token = int(np.argmin(finite))
+            raise FoldError(
+                f"{trajectory.tree_uid} node {trajectory.path[turn.step].node!r}: logprob of token {token} "
+                f"is {float(logprobs[turn.start + token])!r}, expected a finite number"
+            )
+    return Segment(tokens, logprobs, tuple(parts.turns))

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from core.errors import FoldError
 from core.events import VOID_OUTCOMES, Answered, ChosenLeaf, GroupAsked, GroupEvent, Outcome
 from core.growing import Growing
-from core.ids import GROUP_STREAM, NodeId, TreeUid, make_tree_uid, parse_node, parse_uid
+from core.ids import GROUP_STREAM, NodeId, TreeUid, make_tree_uid, make_uid, parse_node
 from core.nodes import NUMBER_BYTES, Node, Tree
 
 __all__ = [
@@ -135,9 +135,11 @@ def members(group: Group, chosen: Sequence[ChosenLeaf]) -> tuple[Trajectory, ...
 
 
 def _check_asked(asked: GroupAsked) -> None:
-    if parse_uid(asked.uid) != (asked.ticket, asked.attempt):
+    expected = make_uid(asked.ticket, asked.attempt)
+    if asked.uid != expected:
         raise FoldError(
-            f"group record: uid {asked.uid!r} does not say ticket {asked.ticket}, attempt {asked.attempt}"
+            f"group record: uid {asked.uid!r} of ticket {asked.ticket}, attempt {asked.attempt}: "
+            f"expected {expected!r}"
         )
     if not asked.prompt or len(asked.prompt) % NUMBER_BYTES:
         raise FoldError(f"group {asked.uid}: prompt of {len(asked.prompt)} bytes, expected int32 token ids")

@@ -36,7 +36,7 @@ from core.events import (
     StepPlanned,
     TurnSampled,
 )
-from core.segments import segments
+from core.segments import Segment, segments
 from core.tree import Group, fold_group, trajectory
 from tests.building import Script, bush, chains, scored_leaves
 from tests.strategies import GroupShape, group_records
@@ -477,10 +477,10 @@ def test_rounding_happens_once() -> None:
 def test_datums_need_arrays_of_one_length() -> None:
     """Unequal lengths, or too few tokens to shift, are refused with the lengths."""
     (segment,) = segments(trajectory(chains([1.0]).group(), 1, "0.0.0"))
-    with pytest.raises(FoldError, match=r"lengths \[5, 5, 5, 4\]: expected equal"):
+    with pytest.raises(FoldError, match=r"lengths \[5, 5, 4\]: expected equal"):
         build_datum(segment, np.zeros(4))
-    with pytest.raises(FoldError, match=r"lengths \[1, 1, 1, 1\]"):
-        build_datum(type(segment)(*(values[:1] for values in segment)), np.zeros(1))
+    with pytest.raises(FoldError, match=r"lengths \[1, 1, 1\]"):
+        build_datum(Segment(segment.tokens[:1], segment.logprobs[:1], ()), np.zeros(1))
 
 
 def plan_of(settings: BatchSettings, **changes: Any) -> StepPlanned:

@@ -177,8 +177,8 @@ CONTRADICTIONS: dict[str, tuple[Records, str]] = {
     "asked twice": ([*ONE.records, (0, asked())], "expected one, in stream 0"),
     "asked inside a tree": ([(1, asked())], "expected one, in stream 0"),
     "turn in stream 0": ([(0, asked()), (0, sampled("0.0.0", None, [1], [0.0]))], "TurnSampled in stream 0"),
-    "uid of another ticket": ([(0, asked(uid="000002.0"))], "does not say ticket 1, attempt 0"),
-    "malformed uid": ([(0, asked(uid="two"))], "not a uid: 'two'"),
+    "uid of another ticket": ([(0, asked(uid="000002.0"))], "of ticket 1, attempt 0: expected '000001.0'"),
+    "malformed uid": ([(0, asked(uid="two"))], "uid 'two' of ticket 1"),
     "empty prompt": ([(0, asked(prompt=()))], "prompt of 0 bytes"),
     "cut prompt": ([(0, _changed(asked(), prompt=b"abc"))], "prompt of 3 bytes"),
     "malformed node": (

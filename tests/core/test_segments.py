@@ -25,7 +25,8 @@ def test_one_segment_is_the_concatenation_of_its_path() -> None:
     assert segment.sampled.tolist() == [False, False, True, True, False, False, True]
     assert segment.logprobs.tolist() == [0.0, 0.0, -0.5, -1.5, 0.0, 0.0, -2.0]
     assert segment.node_index.tolist() == [-1, -1, 0, 0, -1, -1, 1]
-    assert [values.dtype.str for values in segment] == ["<i4", "|b1", "<f4", "<i4"]
+    assert [segment.tokens.dtype.str, segment.logprobs.dtype.str] == ["<i4", "<f4"]
+    assert segment.turns == ((2, 4, 0), (6, 7, 1))
 
 
 def test_a_prompt_reset_opens_a_segment() -> None:
@@ -85,7 +86,7 @@ def test_every_sampled_token_is_in_one_segment_once(records: list[tuple[int, Gro
     for ended in trajectories(fold_group(records)):
         parts = segments(ended)
         for part in parts:
-            assert len({len(values) for values in part}) == 1
+            assert len({len(part.tokens), len(part.logprobs), len(part.sampled), len(part.node_index)}) == 1
             assert not part.sampled[0]
             assert part.sampled.tolist() == (part.node_index >= 0).tolist()
             assert not part.logprobs[~part.sampled].any()
