@@ -122,14 +122,13 @@ def _parts(prompt: bytes, path: Sequence[Node]) -> list[_Parts]:
 
 
 def _segment(parts: _Parts, trajectory: Trajectory) -> Segment:
-    tokens = view_tokens(b"".join(parts.tokens))
     logprobs = view_logprobs(b"".join(parts.logprobs))
-    for turn in parts.turns:
-        finite = np.isfinite(logprobs[turn.start : turn.stop])
-        if not finite.all():
-            token = int(np.argmin(finite))
-            raise FoldError(
-                f"{trajectory.tree_uid} node {trajectory.path[turn.step].node!r}: logprob of token {token} "
-                f"is {float(logprobs[turn.start + token])!r}, expected a finite number"
-            )
-    return Segment(tokens, logprobs, tuple(parts.turns))
+    finite = np.isfinite(logprobs)
+    if not finite.all():
+        place = int(np.argmin(finite))
+        turn = next(turn for turn in parts.turns if place < turn.stop)
+        raise FoldError(
+            f"{trajectory.tree_uid} node {trajectory.path[turn.step].node!r}: logprob of token "
+            f"{place - turn.start} is {float(logprobs[place])!r}, expected a finite number"
+        )
+    return Segment(view_tokens(b"".join(parts.tokens)), logprobs, tuple(parts.turns))
