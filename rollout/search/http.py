@@ -183,8 +183,7 @@ def _decode(reply: Reply, kind: type[T]) -> T | Attempt:
     body = reply.body.removeprefix(b"\xef\xbb\xbf")
     charset = reply.content_type.lower().partition("charset=")[2].split(";")[0].strip(" \"'")
     try:
-        if charset not in ("", "utf-8", "utf8"):
-            body = body.decode(charset).encode()
-        return msgspec.json.decode(body, type=kind)
+        text = body.decode(charset or "utf-8")  # all of it, also where the decoder would not look
+        return msgspec.json.decode(text, type=kind)
     except (msgspec.DecodeError, UnicodeError, LookupError, RecursionError):
         return failed("bad_response", "the answer is not the JSON that was expected", retryable=True)

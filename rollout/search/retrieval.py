@@ -47,9 +47,9 @@ class Retrieval:
 
     name = "retrieval"
 
-    def __init__(self, service: HttpService) -> None:
+    def __init__(self, service: HttpService, requests_at_once: int = REQUESTS_AT_ONCE) -> None:
         self._service = service
-        self._slots = anyio.Semaphore(REQUESTS_AT_ONCE)
+        self._slots = anyio.Semaphore(requests_at_once)
         self._queue: list[_Waiting] = []
 
     def __repr__(self) -> str:
