@@ -9,6 +9,7 @@ import hashlib
 import importlib.metadata
 import os
 import weakref
+from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -40,6 +41,9 @@ __all__ = [
 ]
 
 T = TypeVar("T")
+
+KEPT_SAMPLERS = 16
+"""Sampling clients kept; a rollout has groups pinned to a few policy versions at a time."""
 
 
 class Sampled(NamedTuple):
@@ -76,7 +80,7 @@ class Session:
         self._tokenizer_folder = connection.tokenizer_folder
         self._users = connection.users
         self._trainers: weakref.WeakSet[Trainer] = weakref.WeakSet()
-        self._samplers: dict[str, pytrio.SamplingClient] = {}
+        self._samplers: OrderedDict[str, pytrio.SamplingClient] = OrderedDict()
         self._sampler_lock = anyio.Lock()
         self._tokenizer: Any = None
 
@@ -144,16 +148,22 @@ class Session:
     @contextlib.contextmanager
     def _sampler(self, weights_uri: str) -> Iterator[pytrio.SamplingClient]:
         """Yield the cached sampling client of a URI; it is forgotten when its weights are gone."""
-        client = self._samplers.get(weights_uri)
-        if client is None:
+        if weights_uri not in self._samplers:
             what = f"opening {weights_uri or 'the base model'} for sampling"
             client = self._call(what, lambda: self._new_sampler(weights_uri), uri=weights_uri)
-            self._samplers[weights_uri] = client
+            self._keep_sampler(weights_uri, client)
+        client = self._samplers[weights_uri]
+        self._samplers.move_to_end(weights_uri)
         try:
             yield client
         except WeightsGone:
             self._samplers.pop(weights_uri, None)
             raise
+
+    def _keep_sampler(self, weights_uri: str, client: pytrio.SamplingClient) -> None:
+        self._samplers[weights_uri] = client
+        while len(self._samplers) > KEPT_SAMPLERS:
+            self._samplers.popitem(last=False)
 
     def _new_sampler(self, weights_uri: str) -> pytrio.SamplingClient:
         return self._open().create_sampling_client(self.model_name, weights_uri or None)
@@ -164,11 +174,12 @@ class Session:
         async with self._sampler_lock:
             if weights_uri not in self._samplers:
                 with translated(f"opening {weights_uri or 'the base model'}", uri=weights_uri):
-                    self._samplers[weights_uri] = await self._watch.run_async(
+                    client = await self._watch.run_async(
                         lambda: self._open().create_sampling_client_async(
                             self.model_name, weights_uri or None
                         )
                     )
+                self._keep_sampler(weights_uri, client)
         with self._sampler(weights_uri) as client, translated("sampling", uri=weights_uri):
             yield client
 

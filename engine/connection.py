@@ -148,4 +148,6 @@ def stay_on_this_machine() -> None:
         os.environ[name] = ",".join(hosts + missing)
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     os.environ.setdefault("TRANSFORMERS_OFFLINE", "1")
+    # Its advice to install PyTorch is not for us.
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     sys.modules.setdefault("modelscope", None)  # type: ignore[arg-type]  # None blocks the import

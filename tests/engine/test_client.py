@@ -300,6 +300,45 @@ def test_the_hosted_service_without_credentials(tmp_path: Path) -> None:
     assert out.startswith("ServiceRefused | engine.base_model is empty")
 
 
+HOSTED_STEP = """
+import sys
+from pathlib import Path
+import anyio
+import numpy as np
+from core.config import AdamSettings, EngineSettings
+from core.datum import DatumArrays
+from engine.client import connect, prepare
+ones = np.ones(9, np.float32)
+batch = prepare([DatumArrays(np.arange(40, 49), np.arange(41, 50), -ones, ones)])
+settings = EngineSettings(kind="pytrio", base_model="rolltape/tiny", request_timeout=2)
+with connect(settings, Path("run")) as session:
+    trainer = session.create_trainer(lora_rank=4, seed=1)
+    trainer.forward_backward(batch, "importance_sampling", {})
+    print(trainer.optim_step(1e-3, AdamSettings()).metrics["grad_norm"] > 0)
+    async def sample(uri):
+        return await session.sample(uri, np.arange(40, 50), num_samples=2, seed=1, max_tokens=3)
+    print(len(anyio.run(sample, trainer.save_weights("w"))))
+"""
+
+
+def test_the_hosted_kind_takes_the_same_path(session: Session, tmp_path: Path, shared_run: Path) -> None:
+    """With an address and a key from the environment, the hosted kind trains and samples alike."""
+    address = launch.status(shared_run).address
+    assert address is not None
+    env = {
+        "HOME": str(tmp_path),
+        "PYTRIO_BASE_URL": address.url,
+        "PYTRIO_API_KEY": address.token,
+        "NO_PROXY": "127.0.0.1",
+    }
+    assert finish(start_program(HOSTED_STEP, **env)).split() == ["True", "2"]
+    wrong = start_program(HOSTED, "rolltape/tiny", **(env | {"PYTRIO_API_KEY": "wrong"}))
+    assert finish(wrong).startswith("CredentialsMissing | opening a session with PyTRIO failed")
+    dead = start_program(HOSTED_STEP, **(env | {"PYTRIO_BASE_URL": "http://127.0.0.1:9"}))
+    _, err = dead.communicate(timeout=60)
+    assert "ServiceBusy: opening a session with PyTRIO failed" in err
+
+
 def sdk_error(code: str = "x", status: int = 0, source: str = "control") -> PyTrioError:
     """Return an SDK error."""
     return PyTrioError("it broke", code=code, status_code=status, source=source)
@@ -349,6 +388,7 @@ def test_a_batch_split_by_the_sdk_is_one_batch(run_dir: Path, session: Session) 
         batch = prepare([datum(5 + number, number, number - 2.0) for number in range(5)])
         norms = []
         with connect(EngineSettings(), run_dir) as small:
+            assert small.fingerprints() == session.fingerprints()
             for opened in (session, small):
                 for loss in ("importance_sampling", "ppo", "cispo", "dro"):
                     trainer = opened.create_trainer(lora_rank=4, seed=1)
