@@ -14,6 +14,8 @@ from store.log import Log
 
 MOST_DIFFERENT = 5
 """Trajectories named per estimator."""
+SAME = 1e-12
+"""Scaled advantages closer than this agree."""
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
@@ -112,7 +114,10 @@ def _apart(found: Sequence[_Step], reference: str, name: str) -> Iterator[Apart]
     left = _unit(np.concatenate([one.advantages[reference] for one in found]))
     right = _unit(np.concatenate([one.advantages[name] for one in found]))
     members = [(one.step, member) for one in found for member in one.rebuilt.batch.members]
-    for position in np.argsort(-np.abs(left - right), kind="stable")[:MOST_DIFFERENT].tolist():
+    gaps = np.abs(left - right)
+    for position in np.argsort(-gaps, kind="stable")[:MOST_DIFFERENT].tolist():
+        if gaps[position] < SAME:
+            return
         step, member = members[position]
         assert member.reward is not None
         yield Apart(

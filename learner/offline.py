@@ -1,7 +1,8 @@
 """Owns learning from another run's recorded groups: they are repeated in a new log, then trained as ever.
 
-Every event is repeated as it is except the first, which gets the new ticket and says where it comes from. The groups keep the policy version that sampled them, so the importance ratio is real. Datum digests
-hold no uid, so they equal those of the source wherever estimator and settings are the same.
+Every event is repeated as it is except the first, which gets the new ticket and says where it comes from.
+The groups keep the policy version that sampled them, so the importance ratio is real. Datum digests hold no
+uid, so they equal those of the source wherever estimator and settings are the same.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -25,8 +26,8 @@ def check_same_model(source: Mapping[str, str], here: Mapping[str, str]) -> None
     for name in IDENTITY:
         if source.get(name, "") != here.get(name, ""):
             raise ConfigError(
-                f"the source run has {name} {source.get(name, '')!r}, this one {here.get(name, '')!r}: recorded "
-                "tokens and logprobs can only be trained on with the same tokenizer and base model"
+                f"the source run has {name} {source.get(name, '')!r}, this one {here.get(name, '')!r}: "
+                "recorded tokens and logprobs need the same tokenizer and base model"
             )
 
 
@@ -63,8 +64,8 @@ def _check_target(target: Log) -> None:
     for row in target.group_rows():
         if row.worker != COPIER:
             raise ConfigError(
-                f"the new run already has group {row.uid} of worker {row.worker!r}: learning from another run "
-                "needs a run of its own, without `rollout`"
+                f"the new run already has group {row.uid} of worker {row.worker!r}: learning from another "
+                "run needs a run of its own, without `rollout`"
             )
 
 
