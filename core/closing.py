@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from core.choice import draw, subset
-from core.events import ChosenLeaf, Plan
+from core.events import Answered, ChosenLeaf, Plan
 from core.tree import Group, trajectories
 
 ALL_VOID = "all_void"
@@ -61,15 +61,14 @@ def close_or_give_up(group: Group, run_seed: int) -> Close | GiveUp:
     chosen = choose_members(group, run_seed)
     if len(chosen) >= max(1, group.asked.plan.min_group):
         return Close(chosen)
-    ended = sum(1 for _ in trajectories(group)) + sum(len(tree.unborn) for tree in group.trees.values())
-    if not chosen and ended:
-        return GiveUp(f"{ALL_VOID}: {_first_void(group)}")
+    voids = _void_ends(group)
+    if not chosen and voids:
+        detail = f" ({voids[0].detail})" if voids[0].detail else ""
+        return GiveUp(f"{ALL_VOID}: {voids[0].outcome.value}{detail}")
     return GiveUp(f"{TOO_FEW}: {len(chosen)}, expected at least {group.asked.plan.min_group}")
 
 
-def _first_void(group: Group) -> str:
-    for tree in group.trees.values():
-        for ended in (*(leaf.answer for leaf in tree.leaves()), *tree.unborn.values()):
-            if ended is not None:
-                return f"{ended.outcome.value} ({ended.detail})" if ended.detail else ended.outcome.value
-    return "nothing ended"
+def _void_ends(group: Group) -> list[Answered]:
+    """Return the void ends of a group, those of turns that were never sampled last."""
+    sampled = [ended.ended for ended in trajectories(group) if ended.is_void]
+    return sampled + [end for tree in group.trees.values() for end in tree.unborn.values()]

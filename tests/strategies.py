@@ -78,6 +78,7 @@ _FIELDS: dict[type, dict[str, SearchStrategy[Any]]] = {
         "weights_uri": TEXTS,
         "params": PARAMS,
         "protocol": NAMES,
+        "source": TEXTS,
         "at": TIMES,
     },
     TurnSampled: {
