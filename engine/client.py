@@ -10,7 +10,7 @@ import importlib.metadata
 import os
 import weakref
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self, TypeVar
@@ -130,8 +130,8 @@ class Session:
 
                 self._tokenizer = AutoTokenizer.from_pretrained(self._tokenizer_folder, local_files_only=True)
             else:
-                with self._sampler("") as sampler:
-                    self._tokenizer = self._call("loading the tokenizer", sampler.get_tokenizer)
+                sampler = self._sampler("")
+                self._tokenizer = self._call("loading the tokenizer", sampler.get_tokenizer)
         return self._tokenizer
 
     def fingerprints(self) -> dict[str, str]:
@@ -145,43 +145,40 @@ class Session:
             "base_model": self._fingerprint,
         }
 
-    @contextlib.contextmanager
-    def _sampler(self, weights_uri: str) -> Iterator[pytrio.SamplingClient]:
-        """Yield the cached sampling client of a URI; it is forgotten when its weights are gone."""
+    def _sampler(self, weights_uri: str) -> pytrio.SamplingClient:
+        """Return the sampling client of a URI, blocking while it is made."""
         if weights_uri not in self._samplers:
             what = f"opening {weights_uri or 'the base model'} for sampling"
             client = self._call(what, lambda: self._new_sampler(weights_uri), uri=weights_uri)
             self._keep_sampler(weights_uri, client)
-        client = self._samplers[weights_uri]
-        self._samplers.move_to_end(weights_uri)
-        try:
-            yield client
-        except WeightsGone:
-            self._samplers.pop(weights_uri, None)
-            raise
+        return self._samplers[weights_uri]
+
+    def _new_sampler(self, weights_uri: str) -> pytrio.SamplingClient:
+        return self._open().create_sampling_client(self.model_name, weights_uri or None)
 
     def _keep_sampler(self, weights_uri: str, client: pytrio.SamplingClient) -> None:
         self._samplers[weights_uri] = client
         while len(self._samplers) > KEPT_SAMPLERS:
             self._samplers.popitem(last=False)
 
-    def _new_sampler(self, weights_uri: str) -> pytrio.SamplingClient:
-        return self._open().create_sampling_client(self.model_name, weights_uri or None)
-
     @contextlib.asynccontextmanager
-    async def _async_sampler(self, weights_uri: str) -> AsyncIterator[pytrio.SamplingClient]:
-        """Yield the cached sampling client without blocking the event loop."""
-        async with self._sampler_lock:
-            if weights_uri not in self._samplers:
-                with translated(f"opening {weights_uri or 'the base model'}", uri=weights_uri):
+    async def _sampling(self, weights_uri: str) -> AsyncIterator[pytrio.SamplingClient]:
+        """Yield the sampling client of a URI; it is forgotten when its weights are gone."""
+        with translated(f"sampling {weights_uri or 'the base model'}", uri=weights_uri):
+            async with self._sampler_lock:
+                client = self._samplers.get(weights_uri)
+                if client is None:
+                    service = self._open()
                     client = await self._watch.run_async(
-                        lambda: self._open().create_sampling_client_async(
-                            self.model_name, weights_uri or None
-                        )
+                        lambda: service.create_sampling_client_async(self.model_name, weights_uri or None)
                     )
-                self._keep_sampler(weights_uri, client)
-        with self._sampler(weights_uri) as client, translated("sampling", uri=weights_uri):
-            yield client
+                    self._keep_sampler(weights_uri, client)
+                self._samplers.move_to_end(weights_uri)
+            try:
+                yield client
+            except pytrio.PyTrioError:
+                self._samplers.pop(weights_uri, None)
+                raise
 
     async def sample(  # noqa: PLR0913 - the sampling parameters by name
         self,
@@ -210,7 +207,7 @@ class Session:
             top_p=top_p,
         )
         tokens = pytrio.ModelInput.from_ints(np.asarray(prompt).tolist())
-        async with self._async_sampler(weights_uri) as client:
+        async with self._sampling(weights_uri) as client:
             response = await self._watch.run_async(
                 lambda: client.sample_async(prompt=tokens, num_samples=num_samples, sampling_params=params)
             )
@@ -227,7 +224,7 @@ class Session:
     async def compute_logprobs(self, weights_uri: str, tokens: NDArray[np.int32]) -> NDArray[np.float32]:
         """Return float32 [n]: the logprob of each token given those before it, 0 for the first."""
         prompt = pytrio.ModelInput.from_ints(np.asarray(tokens).tolist())
-        async with self._async_sampler(weights_uri) as client:
+        async with self._sampling(weights_uri) as client:
             values = await self._watch.run_async(lambda: client.compute_logprobs_async(prompt))
         return np.asarray([0.0 if value is None else value for value in values], dtype=np.float32)
 
@@ -235,10 +232,10 @@ class Session:
         """Return whether the weights still exist at the service."""
         self._samplers.pop(weights_uri, None)
         try:
-            with self._sampler(weights_uri):
-                return True
+            self._sampler(weights_uri)
         except WeightsGone:
             return False
+        return True
 
     def create_trainer(
         self,
