@@ -23,7 +23,7 @@ from rollout.tables import read_rows
 
 BENCHMARKS = ("nq", "triviaqa", "popqa", "hotpotqa", "2wikimultihopqa", "musique", "bamboogle")
 DEV_PER_SOURCE = 10
-NOTICE_EVERY = 50_000
+NOTICE_EVERY = 10_000
 
 
 class Mix(NamedTuple):

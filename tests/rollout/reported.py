@@ -3,13 +3,17 @@
 import functools
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 ROOT = Path(__file__).parents[2]
 SHARED = ROOT / ".." / "shared"
 EMBEDDED = ROOT / "engine" / "embedded" / "base"
+Reported = dict[str, Any]
+"""A reported input with its right value."""
+
 HOTPOT = SHARED / "data" / "hotpotqa-100"
 
 
@@ -25,7 +29,7 @@ def cases(kind: str, *only: str) -> list[object]:
     return [pytest.param(json.loads(path.read_text()), id=path.stem) for path in paths]
 
 
-def case(kind: str, name: str):
+def case(kind: str, name: str) -> Reported:
     """Return one reported input."""
     path = SHARED / "cases" / kind / f"{name}.json"
     if not path.is_file():
@@ -34,11 +38,11 @@ def case(kind: str, name: str):
 
 
 @functools.cache
-def _load(folder: Path):
+def _load(folder: Path) -> PreTrainedTokenizerFast:
     return AutoTokenizer.from_pretrained(folder)
 
 
-def tokenizer(name: str):
+def tokenizer(name: str) -> PreTrainedTokenizerFast:
     """Return the tokenizer called qwen3.5, qwen3 or embedded."""
     folder = EMBEDDED if name == "embedded" else SHARED / "tokenizers" / name
     if not (folder / "tokenizer.json").is_file():

@@ -12,7 +12,7 @@ from rollout.protocols import PROTOCOLS, get_protocol
 from rollout.protocols.base import part_reasoning
 from rollout.tools import CALCULATOR_SPEC, SEARCH_SPEC
 from rollout.toolspec import ToolSpec, check_arguments
-from tests.rollout.reported import cases
+from tests.rollout.reported import Reported, cases
 
 FORMATS = {"qwen_xml": "qwen3_5", "hermes": "hermes", "search_r1_tags": "search_r1"}
 TOOLS = (SEARCH_SPEC, CALCULATOR_SPEC)
@@ -46,7 +46,7 @@ KINDS = {"tool_call": "call", "answer": "answer", "invalid": "invalid", "truncat
 
 
 @pytest.mark.parametrize("reported", cases("a-toolcall"))
-def test_reported_turns(reported):
+def test_reported_turns(reported: Reported) -> None:
     """Every reported output has the verdict, the calls and the texts that are right for it."""
     given_, expected = reported["input"], reported["expected"]
     opened = given_.get("prompt_suffix", "").endswith("<think>\n")
@@ -69,7 +69,7 @@ def test_reported_turns(reported):
         assert parsed.problem
 
 
-def test_a_call_before_the_thinking_ends_is_refused_when_the_prompt_opened_it():
+def test_a_call_before_the_thinking_ends_is_refused_when_the_prompt_opened_it() -> None:
     """With thinking on, a turn that never closes its block is all thinking."""
     parsed = get_protocol("qwen3_5").parse(xml("who"), TOOLS, opened=True)
     assert (parsed.kind, parsed.problem) == ("invalid", "the thinking block was never closed")
@@ -92,7 +92,7 @@ def test_a_call_before_the_thinking_ends_is_refused_when_the_prompt_opened_it():
         ("<tool_call>", "malformed call: no <function=NAME> after <tool_call>"),
     ],
 )
-def test_why_a_turn_is_invalid(text, problem):
+def test_why_a_turn_is_invalid(text: str, problem: str) -> None:
     """An invalid turn says what is wrong with it."""
     parsed = get_protocol("qwen3_5").parse(text, TOOLS)
     assert (parsed.kind, parsed.problem) == ("invalid", problem)
@@ -109,7 +109,7 @@ def test_why_a_turn_is_invalid(text, problem):
         ("Answer: Rome<|im_end|><|endoftext|>", "Rome"),
     ],
 )
-def test_answer_lines(name, text, answer):
+def test_answer_lines(name: str, text: str, answer: str) -> None:
     """One non-empty line outside the thinking is the answer, whatever stands around it."""
     parsed = get_protocol(name).parse(text, TOOLS)
     assert (parsed.kind, parsed.answer) == ("answer", answer)
@@ -124,12 +124,12 @@ def test_answer_lines(name, text, answer):
         ("<think>Let me", "truncated"),
     ],
 )
-def test_a_turn_that_hit_its_limit(text, kind):
+def test_a_turn_that_hit_its_limit(text: str, kind: str) -> None:
     """Cut off, a turn is no call, and an answer only if its line was finished."""
     assert get_protocol("qwen3_5").parse(text, TOOLS, stop_reason="length").kind == kind
 
 
-def test_any_tool_with_a_schema_can_be_called():
+def test_any_tool_with_a_schema_can_be_called() -> None:
     """XML values take their declared types; both protocols give the same call."""
     tools = (*TOOLS, WEATHER)
     text = (
@@ -164,13 +164,13 @@ def test_any_tool_with_a_schema_can_be_called():
         "",
     ],
 )
-def test_json_that_is_no_call(body):
+def test_json_that_is_no_call(body: str) -> None:
     """Strictly read JSON that cannot be logged or checked is malformed, and nothing is raised."""
     parsed = get_protocol("hermes").parse(f"<tool_call>\n{body}\n</tool_call>", (*TOOLS, WEATHER))
     assert (parsed.kind, parsed.calls) == ("invalid", ())
 
 
-def test_search_r1_corrects_and_the_others_end():
+def test_search_r1_corrects_and_the_others_end() -> None:
     """Only the tags answer an invalid turn, with a text that names both actions."""
     protocol = get_protocol("search_r1")
     parsed = protocol.parse("<search> </search>", TOOLS)
@@ -181,12 +181,12 @@ def test_search_r1_corrects_and_the_others_end():
     assert protocol.stop(TOOLS) == ("</search>", "</calculator>", "</answer>")
 
 
-def test_an_empty_answer_tag_is_no_answer():
+def test_an_empty_answer_tag_is_no_answer() -> None:
     """Tags around nothing are invalid."""
     assert get_protocol("search_r1").parse("<answer> \n</answer>", TOOLS).kind == "invalid"
 
 
-def test_unknown_protocol_names_the_known_ones():
+def test_unknown_protocol_names_the_known_ones() -> None:
     """A wrong name is a configuration error."""
     with pytest.raises(ConfigError, match="hermes, qwen3_5, search_r1"):
         get_protocol("react")
@@ -223,7 +223,7 @@ ANY_TEXT = st.lists(st.one_of(MARKUP, st.text(max_size=8)), max_size=24).map("".
 
 @pytest.mark.parametrize("name", sorted(PROTOCOLS))
 @given(text=ANY_TEXT, stop_reason=st.sampled_from(["stop", "length"]), opened=st.booleans())
-def test_any_text_has_one_verdict(name, text, stop_reason, opened):
+def test_any_text_has_one_verdict(name: str, text: str, stop_reason: str, opened: bool) -> None:
     """No text raises; a call has arguments that fit, an answer is not blank, the rest says why not."""
     parsed = get_protocol(name).parse(text, TOOLS, stop_reason=stop_reason, opened=opened)
     assert 0 <= parsed.kept <= len(text)
@@ -237,7 +237,7 @@ def test_any_text_has_one_verdict(name, text, stop_reason, opened):
 
 @pytest.mark.parametrize("name", ["qwen3_5", "hermes"])
 @given(query=st.text(min_size=1, max_size=60).filter(lambda q: q.strip()), before=st.text(max_size=20))
-def test_a_written_call_is_read_back(name, query, before):
+def test_a_written_call_is_read_back(name: str, query: str, before: str) -> None:
     """Whatever the query says, the call that a template would render is understood as it was meant."""
     if re.search(r"</parameter>\s*(<parameter=[^<>\s]+>|</function>\s*</tool_call>)", query):
         return  # such a value ends where it says so: XML has no escapes here
@@ -251,7 +251,7 @@ def test_a_written_call_is_read_back(name, query, before):
 
 
 @given(text=ANY_TEXT, opened=st.booleans())
-def test_thinking_is_parted_without_loss(text, opened):
+def test_thinking_is_parted_without_loss(text: str, opened: bool) -> None:
     """Text that is not thinking comes after the last closing tag or outside balanced blocks, in order."""
     thought = part_reasoning(text, opened=opened)
     assert "</think>" not in thought.rest
@@ -260,7 +260,7 @@ def test_thinking_is_parted_without_loss(text, opened):
         assert (thought.rest, thought.closed) == (("", False) if opened else (text, True))
 
 
-def test_arguments_are_checked_once_and_flat():
+def test_arguments_are_checked_once_and_flat() -> None:
     """A list argument is logged as its JSON text; deep nesting is a problem, not a crash."""
     deep: list[object] = []
     for _ in range(3000):

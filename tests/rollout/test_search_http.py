@@ -3,6 +3,7 @@
 import gzip
 import json
 import threading
+from collections.abc import Callable
 from email.utils import formatdate
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
@@ -20,7 +21,7 @@ from rollout.search.retrieval import Retrieval
 from rollout.search.wikipedia import INTERVAL, Wikipedia
 from rollout.search.zhihu import Zhihu
 from tests.rollout.loopback import Clock, Reply, Request, Server, json_reply, reported_reply, serve
-from tests.rollout.reported import case, cases
+from tests.rollout.reported import Reported, case, cases
 
 KEY = "secret-key-1"
 PAGE = {"batchcomplete": True, "query": {"pages": [{"pageid": 1, "index": 1, "title": "A", "extract": "x"}]}}
@@ -65,7 +66,7 @@ SERVED = ("01", "03", "05", "06", "08", "10", "11", "13", "15", "16", "18", "21"
 
 
 @pytest.mark.parametrize("reported", cases("e-search", *SERVED))
-def test_reported_replies(reported):
+def test_reported_replies(reported: Reported) -> None:
     """Every reported reply of a service becomes the result that is right for it."""
     given, expected = reported["input"], reported["expected"]
     clock = Clock()
@@ -97,7 +98,7 @@ def test_reported_replies(reported):
         assert not any(word in ("None", "") for p in found.passages for word in (p.title, p.content))
 
 
-def test_documents_of_every_shape():
+def test_documents_of_every_shape() -> None:
     """A null document is skipped, title and text are taken, text without a line break is not lost."""
     reported = case("e-search", "21-retrieve-document-null")
     found, _, _ = one("retrieval", reported_reply(reported["input"]["replies"][0]))
@@ -111,7 +112,7 @@ def test_documents_of_every_shape():
     assert sent == {"queries": ["capital of Australia"], "topk": 3, "return_scores": True}
 
 
-def test_fewer_lists_than_queries_are_not_believed():
+def test_fewer_lists_than_queries_are_not_believed() -> None:
     """One list short, no query gets any result: nobody knows which is missing."""
     reported = case("e-search", "20-retrieve-fewer-lists-than-queries")
     with serve([reported_reply(reported["input"]["replies"][0])]) as server:
@@ -129,7 +130,7 @@ def test_fewer_lists_than_queries_are_not_believed():
     assert not any(each.passages for each in found)
 
 
-def test_markup_in_a_document_is_only_text():
+def test_markup_in_a_document_is_only_text() -> None:
     """A page full of tags is one passage with all its text."""
     reported = case("e-search", "23-markup-inside-an-observation")
     found, _, _ = one("retrieval", reported_reply(reported["input"]["replies"][0]))
@@ -137,7 +138,7 @@ def test_markup_in_a_document_is_only_text():
     assert [passage.content for passage in found.passages] == [document.partition("\n")[2]]
 
 
-def test_a_query_is_encoded_as_a_form():
+def test_a_query_is_encoded_as_a_form() -> None:
     """Signs, spaces, other scripts and a line break arrive as they were asked."""
     reported = case("e-search", "25-query-needs-encoding")
     with serve([json_reply(HIT)]) as server:
@@ -170,7 +171,7 @@ def test_a_query_is_encoded_as_a_form():
         (json_reply({"Code": 7, "error": {"code": "other"}, "result": "x"}), None, None),
     ],
 )
-def test_faults_are_results(name, reply, status, tries):
+def test_faults_are_results(name: str, reply: Reply, status: str | None, tries: int | None) -> None:
     """Whatever a service does, a search returns a typed fault; only what may pass is tried again."""
     found, _, requests = one(name, reply)
     assert (found.ok, found.passages) == (False, ())
@@ -181,7 +182,7 @@ def test_faults_are_results(name, reply, status, tries):
         assert found.fatal == (status == "auth")
 
 
-def test_a_service_that_does_not_answer():
+def test_a_service_that_does_not_answer() -> None:
     """Silence is a timeout, and a port that nobody listens on an error; both are retried."""
     stall = threading.Event()
     try:
@@ -210,14 +211,14 @@ def test_a_service_that_does_not_answer():
         ("", [1.0]),
     ],
 )
-def test_retry_after_is_honoured_within_bounds(said, waits):
+def test_retry_after_is_honoured_within_bounds(said: str, waits: list[float]) -> None:
     """Seconds or a date, capped; what cannot be read leaves the usual wait."""
     found, clock, _ = one("retrieval", Reply(503, (("Retry-After", said),)), json_reply({"result": [[]]}))
     assert (found.ok, found.status) == (True, "empty")
     assert clock.waits == pytest.approx(waits, abs=1)
 
 
-def test_odd_encodings_are_read():
+def test_odd_encodings_are_read() -> None:
     """A byte order mark, gzip, and a charset that the service names."""
     body = json.dumps(PAGE, ensure_ascii=False).replace('"x"', '"北京"')
     for reply in (
@@ -229,7 +230,7 @@ def test_odd_encodings_are_read():
         assert [passage.content for passage in found.passages] == ["北京"]
 
 
-def test_unreadable_items_cost_only_themselves():
+def test_unreadable_items_cost_only_themselves() -> None:
     """An item of the wrong type is left out; the others are shown, cleaned and cut."""
     items = [
         "no object",
@@ -245,20 +246,20 @@ def test_unreadable_items_cost_only_themselves():
 
 
 @pytest.mark.parametrize(("code", "status", "tries"), [(30001, "rate_limited", 3), (90001, "error", 3)])
-def test_faults_under_http_200(code, status, tries):
+def test_faults_under_http_200(code: object, status: str, tries: int) -> None:
     """Zhihu's own codes count as what they mean, though HTTP says that all is well."""
     found, _, requests = one("zhihu", json_reply({"Code": code, "Message": "m"}))
     assert (found.status, len(requests)) == (status, tries)
 
 
 @pytest.mark.parametrize(("code", "status"), [("ratelimited", "rate_limited"), ("maxlag", "error")])
-def test_wiki_errors_under_http_200(code, status):
+def test_wiki_errors_under_http_200(code: object, status: str) -> None:
     """So do the wiki's."""
     found, _, requests = one("wikipedia", json_reply({"error": {"code": code, "info": "x"}}))
     assert (found.status, len(requests)) == (status, 3)
 
 
-def test_wikipedia_is_asked_politely():
+def test_wikipedia_is_asked_politely() -> None:
     """Requests name their sender, start apart, and ask for text introductions."""
     clock = Clock()
     with serve([json_reply(PAGE)]) as server:
@@ -278,12 +279,12 @@ def test_wikipedia_is_asked_politely():
     assert (sent["gsrlimit"], sent["exintro"], sent["formatversion"]) == (["3"], ["1"], ["2"])
 
 
-def by_key(answers: dict[str, Reply]):
+def by_key(answers: dict[str, Reply]) -> Callable[[Request], Reply]:
     """Return a script that answers by the key of a request."""
     return lambda request: answers[request.headers["Authorization"].removeprefix("Bearer ")]
 
 
-def test_keys_take_turns():
+def test_keys_take_turns() -> None:
     """A limited key rests while the next one answers; a refused key is never used again."""
     clock = Clock()
     answers = {"one": Reply(429, (("Retry-After", "30"),)), "two": Reply(401), "three": json_reply(HIT)}
@@ -306,7 +307,7 @@ def test_keys_take_turns():
     assert clock.waits == [30.0]
 
 
-def test_no_key_left_stops_the_run():
+def test_no_key_left_stops_the_run() -> None:
     """When every key is refused no later search can succeed; nothing is asked again."""
     with serve([json_reply({"Code": 20001, "Message": "no"})]) as server:
         asked = Zhihu(("one", "two"), HttpService(server.url, timeout=5, retries=2, timer=Clock().timer()))
@@ -321,7 +322,7 @@ def test_no_key_left_stops_the_run():
     assert len(server.requests) == 2
 
 
-def test_keys_never_leak():
+def test_keys_never_leak() -> None:
     """A service that echoes the key, however it fails, cannot get it into a result or a representation."""
     for status in (200, 400, 401, 429, 500):
         echo = Reply(
@@ -335,7 +336,7 @@ def test_keys_never_leak():
         assert KEY not in repr(found) + repr(asked) + repr(asked.__dict__.get("_ring"))
 
 
-def test_keys_come_from_environment_or_file(tmp_path):
+def test_keys_come_from_environment_or_file(tmp_path: Path) -> None:
     """Commas or line breaks part keys; the environment comes first; none at all says what to do."""
     dotenv = tmp_path / ".env"
     with pytest.raises(ConfigError, match="ZHIHU_SEARCH_KEYS=key1,key2"):
@@ -345,7 +346,7 @@ def test_keys_come_from_environment_or_file(tmp_path):
     assert find_keys({"ZHIHU_SEARCH_KEYS": "c\nd"}, dotenv) == ("c", "d")
 
 
-def test_queries_asked_at_once_share_requests():
+def test_queries_asked_at_once_share_requests() -> None:
     """Every query gets its own list, in a few requests; one that is cancelled holds up no other."""
 
     def answer(request: Request) -> Reply:
@@ -372,16 +373,15 @@ def test_queries_asked_at_once_share_requests():
     assert len(server.requests) < 20
 
 
-def test_a_cancelled_sender_hands_its_batch_on():
+def test_a_cancelled_sender_hands_its_batch_on() -> None:
     """When the task that sent a batch is cancelled, the queries of the others are sent again."""
-    stall = threading.Event()
-    first = [True]
+    stall, arrived = threading.Event(), threading.Event()
 
     def answer(request: Request) -> Reply:
         queries = json.loads(request.body)["queries"]
         reply = json_reply({"result": [[{"contents": f'"{q}"\nfor {q}'}] for q in queries]})
-        if first:
-            first.clear()
+        if not arrived.is_set():
+            arrived.set()
             return reply._replace(stall=stall)
         return reply
 
@@ -404,8 +404,7 @@ def test_a_cancelled_sender_hands_its_batch_on():
                     tasks.start_soon(leader, scope)
                     for query in ("a", "b"):
                         tasks.start_soon(search, query)
-                    while not server.requests:
-                        await anyio.sleep(0.005)
+                    await anyio.to_thread.run_sync(arrived.wait)
                     scope.cancel()
             await asked.aclose()
 
@@ -417,7 +416,7 @@ def test_a_cancelled_sender_hands_its_batch_on():
     assert all(each.passages[0].content == f"for {query}" for query, each in found.items())
 
 
-def test_settings_choose_the_back_end(monkeypatch, tmp_path):
+def test_settings_choose_the_back_end(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Each name builds its back-end; what is missing is said at once."""
     monkeypatch.setenv("ZHIHU_SEARCH_KEYS", "k")
     for name, url, kind in (
@@ -441,7 +440,7 @@ def test_settings_choose_the_back_end(monkeypatch, tmp_path):
         build_backend(SearchSettings(backend="zhihu"), Path(), print)
 
 
-def test_outside_text_is_cleaned():
+def test_outside_text_is_cleaned() -> None:
     """Control characters, half surrogates and non-characters never reach the log."""
     assert clean(None, 5) == ""
     assert clean("\ufeff a\tb\n\x85c\ud800\uffff ", 50) == "\ufeff a\tb\nc"
