@@ -65,6 +65,9 @@ class RolloutSettings(Table, frozen=True):
     user_template: str | None = None
     """Frozen text with a {question} place; filled when the run is created."""
     enable_thinking: bool = False
+    history: Literal["keep", "rewrite"] = "keep"
+    """What follows a turn where the chat template would render that turn anew once a result follows (Qwen3):
+    keep the sampled prefix, or start a new segment as the template has it."""
     max_search_calls: int = 4
     max_turns: int = 6
     max_trajectory_tokens: int = 8192

@@ -4,12 +4,32 @@ the client takes seconds to load and needs the network.
 
 from pathlib import Path
 
+from modelscope.hub.errors import (
+    FileDownloadError,
+    FileIntegrityError,
+    InvalidParameter,
+    NotExistError,
+    NotLoginException,
+    RequestError,
+)
 from modelscope.hub.snapshot_download import dataset_snapshot_download
 
 from core.errors import DataError
 
 NQ_HOTPOTQA = "PeterJinGo/nq_hotpotqa_train"
 """Search-R1's own training and test questions."""
+
+
+FAULTS = (
+    FileDownloadError,
+    FileIntegrityError,
+    InvalidParameter,
+    NotExistError,
+    NotLoginException,
+    OSError,
+    RequestError,
+    ValueError,
+)
 
 
 def download_questions(name: str, revision: str, target: Path) -> list[Path]:
@@ -24,7 +44,7 @@ def download_questions(name: str, revision: str, target: Path) -> list[Path]:
             local_dir=str(target),
             allow_file_pattern=["*.parquet", "*.jsonl"],
         )
-    except Exception as error:  # the client raises errors of several libraries
+    except FAULTS as error:
         raise DataError(
             f"cannot download the data set {name!r} ({type(error).__name__}); check the network, or fetch "
             "its Parquet files by other means and give their paths"

@@ -104,6 +104,7 @@ def build_environment(
         [tool.spec for tool in tools.values()],
         PromptTemplate(system=settings.system_prompt, user=settings.user_template),
         enable_thinking=settings.enable_thinking,
+        rewrite_history=settings.history == "rewrite",
     )
     scorer = get_scorer(config.reward.scorer, config.reward, allow_code)
     return Environment(session, chat, tools, scorer)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import msgspec
+from jinja2 import TemplateError
 
 from core.errors import ConfigError
 from rollout.encoding import Message, Tokenizer
@@ -17,6 +18,9 @@ QUESTION_MARK = "\ue0f0question\ue0f1"
 TURN_MARK = "\ue0f0turn\ue0f1"
 RESULT_MARK = "\ue0f0result\ue0f1"
 """Private-use characters: no template and no page uses them."""
+
+TEMPLATE_FAULTS = (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError)
+"""What a template, which is a program, may fail with."""
 
 Render = Callable[[Sequence[Message], bool], str]
 """Renders messages, with the next generation prompt if asked."""
@@ -56,7 +60,7 @@ def make_render(tokenizer: Tokenizer, tools: Sequence[ToolSpec], *, enable_think
                 add_generation_prompt=generate,
                 enable_thinking=enable_thinking,
             )
-        except Exception as error:  # templates are programs: they raise what they like
+        except TEMPLATE_FAULTS as error:
             raise ConfigError(
                 f"the tokenizer's chat template cannot render this conversation: {error}"
             ) from error
