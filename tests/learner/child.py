@@ -25,6 +25,7 @@ class Stop:
         self.passes = passes
 
     def __call__(self, point: str) -> None:
+        """Stop at the point."""
         if point != self.point:
             return
         if self.passes:

@@ -154,9 +154,7 @@ def test_the_one_value_of_all_trained_tokens_is_recovered(mask: list[bool], valu
 
 def test_tokens_are_seen_as_the_whole_segment() -> None:
     """The first token stands in no target, the last in no input."""
-    datum = DatumArrays(
-        np.array([5, 6]), np.array([6, 7]), np.zeros(2, np.float32), np.zeros(2, np.float32)
-    )
+    datum = DatumArrays(np.array([5, 6]), np.array([6, 7]), np.zeros(2, np.float32), np.zeros(2, np.float32))
     assert evidence.token_view(datum).tolist() == [5, 6, 7]
 
 
