@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from core.config import Config
     from core.events import RunOpened
     from engine.client import Session
-    from rollout.environment import Environment
+    from rollout.run import Environment
     from store.log import Log, Role
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -75,7 +75,11 @@ def main() -> None:
 
 def _run_option(function: F) -> F:
     return click.option(
-        "--run", "run_dir", required=True, type=click.Path(path_type=Path, file_okay=False), help="Run directory."
+        "--run",
+        "run_dir",
+        required=True,
+        type=click.Path(path_type=Path, file_okay=False),
+        help="Run directory.",
     )(function)
 
 
@@ -93,11 +97,14 @@ def _config_options(function: F) -> F:
         "--set", "assignments", multiple=True, metavar="KEY=VALUE", help="One setting; may be repeated."
     )(command)
     command = click.option(
-        "--config", "config_file", type=click.Path(path_type=Path, dir_okay=False), help="TOML file of settings."
+        "--config",
+        "config_file",
+        type=click.Path(path_type=Path, dir_okay=False),
+        help="TOML file of settings.",
     )(command)
-    command = click.option("--preset", default="", help="Named settings to start from, such as demo or search-r1.")(
-        command
-    )
+    command = click.option(
+        "--preset", default="", help="Named settings to start from, such as demo or search-r1."
+    )(command)
     return _run_option(command)  # type: ignore[return-value] # the wrapper has click's signature, not F's
 
 
@@ -151,7 +158,8 @@ def _workplace(
         lines = conflicts(config, given.preset, given.tables, given.assignments)
         if lines:
             raise ConfigError(
-                f"the run at {str(given.run_dir)!r} has another configuration; " + "; ".join(lines)
+                f"the run at {str(given.run_dir)!r} has another configuration; "
+                + "; ".join(lines)
                 + " (leave the setting out, or use another --run)"
             )
         yield Workplace(given.run_dir, log, config, opened)
@@ -166,7 +174,9 @@ def _wait_for_run(run_dir: Path) -> None:
     deadline = time.monotonic() + RUN_WAIT_SECONDS
     while not _exists(run_dir):
         if time.monotonic() > deadline:
-            raise ConfigError(f"no run appeared at {str(run_dir)!r} within {RUN_WAIT_SECONDS:.0f} s; pass --preset")
+            raise ConfigError(
+                f"no run appeared at {str(run_dir)!r} within {RUN_WAIT_SECONDS:.0f} s; pass --preset"
+            )
         time.sleep(0.2)
 
 
@@ -225,7 +235,9 @@ def _session(place: Workplace) -> Iterator["Session"]:
         yield session
 
 
-def _environment(place: Workplace, session: "Session", allow_code: Sequence[str], **changes: Any) -> "Environment":
+def _environment(
+    place: Workplace, session: "Session", allow_code: Sequence[str], **changes: Any
+) -> "Environment":
     from rollout.environment import build_environment
 
     return build_environment(
@@ -235,7 +247,10 @@ def _environment(place: Workplace, session: "Session", allow_code: Sequence[str]
 
 def _allow_code_option(function: F) -> F:
     return click.option(
-        "--allow-code", multiple=True, metavar="MODULE:FUNCTION", help="User code that may be imported; repeatable."
+        "--allow-code",
+        multiple=True,
+        metavar="MODULE:FUNCTION",
+        help="User code that may be imported; repeatable.",
     )(function)
 
 
@@ -276,34 +291,204 @@ def _run_async(function: Callable[..., Any], *arguments: Any) -> Any:
 @main.command()
 @_config_options
 @_allow_code_option
-@click.option("--max-steps", type=click.IntRange(min=0), default=None, help="Stop after this many committed steps.")
+@click.option(
+    "--max-steps", type=click.IntRange(min=0), default=None, help="Stop after this many committed steps."
+)
 @click.option("--resume-from", default="", metavar="URI", help="State to start from, before the first step.")
+@click.option("--from", "source", type=click.Path(path_type=Path, file_okay=False), metavar="RUN",
+              help="Train a new run from another run's recorded groups.")  # fmt: skip
+@click.option("--steps", default="", metavar="A:B", help="With --from: only the groups of these steps.")
+@click.option("--estimator", default="", help="With --from: the estimator of the new run.")
 @click.option("--yes", is_flag=True, help="Recover without asking, whatever has to be sent again.")
 @click.option("--quiet", is_flag=True, help="No line per step.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON line per step.")
 def learn(
-    given: Given, allow_code: tuple[str, ...], max_steps: int | None, resume_from: str, yes: bool, quiet: bool,
-    as_json: bool,
-) -> None:
+    given: Given, allow_code: tuple[str, ...], max_steps: int | None, resume_from: str, source: Path | None,
+    steps: str, estimator: str, yes: bool, quiet: bool, as_json: bool,
+) -> None:  # fmt: skip
     """Train on completed groups, one optimizer step per logical batch."""
     from core.errors import ConfigError
     from learner.loop import Options, run_learner
     from learner.telling import tell_step
     from learner.work import Hooks
 
+    if source is not None:
+        given = _given_as(source, given, estimator)
+    elif steps or estimator:
+        raise ConfigError("--steps and --estimator belong to --from RUN; use --set learner.estimator=NAME")
     with _workplace(given, "learner", wait=True, allow_code=allow_code) as place:
-        goal = max_steps if max_steps is not None else place.log.state().max_steps
+        copied = _copy_groups(source, steps, place) if source is not None else None
+        goal = max_steps if max_steps is not None else place.log.state().max_steps or copied
         if goal is None:
             raise ConfigError("how far should it train? Pass --max-steps N (later starts remember it)")
         with _session(place) as session:
             hooks = Hooks(
                 notify=_echo,
-                committed=lambda planned, committed: tell_step(committed, goal, quiet=quiet, as_json=as_json),
+                committed=lambda _planned, committed: tell_step(
+                    committed, goal, quiet=quiet, as_json=as_json
+                ),
+                evaluate=_evaluator(place, session, allow_code),
                 confirm=lambda question: yes or (sys.stdin.isatty() and click.confirm(question)),
                 load_code=_code_loader(allow_code),
             )
-            ending = run_learner(place.log, session, place.config, goal, hooks, Options(resume_from=resume_from))
+            options = Options(resume_from=resume_from, any_age=source is not None)
+            ending = run_learner(place.log, session, place.config, goal, hooks, options)
     _echo(f"learn: {ending.committed_steps} steps are committed; stopped: {ending.reason}")
+
+
+def _given_as(source: Path, given: Given, estimator: str) -> Given:
+    """Return what was given on top of the source run's own configuration, for a run that learns from it."""
+    from core.config import from_plain, to_plain
+    from store.log import open_log
+
+    if _exists(given.run_dir):
+        return given
+    with open_log(source, readonly=True) as log:
+        opened = log.run_event()
+    assert opened is not None
+    config = from_plain(opened.config)
+    tables = dict(to_plain(config)) | dict(given.tables)
+    chosen = [f"learner.estimator={estimator}"] if estimator else []
+    return Given(given.run_dir, "", tables, [*chosen, *given.assignments])
+
+
+def _copy_groups(source: Path, steps: str, place: Workplace) -> int:
+    """Repeat another run's trained groups in this one; return how many whole steps they make."""
+    import time
+
+    from learner.offline import check_same_model, copy_groups
+    from store.log import open_log
+
+    with open_log(source, readonly=True) as log:
+        opened = log.run_event()
+        assert opened is not None
+        check_same_model(opened.fingerprints, place.opened.fingerprints)
+        wanted = _step_range(None, steps, not steps, log)
+        count = copy_groups(log, place.log, wanted, time.time())
+    return count // place.config.learner.groups_per_step
+
+
+def _evaluator(place: Workplace, session: "Session", allow_code: Sequence[str]) -> Callable[[Any], None]:
+    """Return what evaluates a just-published policy on the dev questions and records it."""
+
+    def evaluate(policy: Any) -> None:
+        from rollout.environment import questions
+        from rollout.evaluate import EvalOptions, Weights
+        from rollout.progress import silence
+
+        settings = place.config.learner
+        options = EvalOptions(
+            samples=settings.eval_samples,
+            temperature=1.0,
+            limit=settings.eval_limit,
+            name=f"step-{policy.step}",
+        )
+        weights = Weights(policy.weights_uri, policy.policy_version)
+        event = _evaluate(
+            place, _environment(place, session, allow_code), weights, options,
+            questions(place.config, place.run_dir, "dev"), silence(),
+        )  # fmt: skip
+        _echo(f"dev after {policy.step} steps: " + _summary(event.summary))
+
+    return evaluate
+
+
+def _evaluate(
+    place: Workplace, environment: "Environment", weights: Any, options: Any, examples: Any, voice: Any
+) -> Any:  # fmt: skip
+    """Ask the questions, append the `eval` event, return it."""
+    import time
+
+    import msgspec
+
+    from rollout.evaluate import Exam, evaluate
+
+    folder = place.run_dir / "eval"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    records = folder / f"{options.name or 'eval'}-v{weights.policy_version}.jsonl"
+    event = _run_async(evaluate, Exam(place.config, environment, weights, options), examples, records, voice)
+    event = msgspec.structs.replace(event, at=time.time())
+    place.log.journal.append_sync([event])
+    return event
+
+
+def _summary(summary: Mapping[str, float]) -> str:
+    return "  ".join(f"{name} {value:.4g}" for name, value in summary.items())
+
+
+@main.command("eval")
+@_config_options
+@_allow_code_option
+@click.option("--split", default="test", show_default=True, help="train, dev, test, or a JSONL file.")
+@click.option("--policy", default="latest", show_default=True, help="base, latest, or a policy version.")
+@click.option("--model-path", default="", metavar="URI", help="Weights by their trio:// address instead.")
+@click.option("--samples", type=click.IntRange(min=1), default=1, show_default=True, help="Per question.")
+@click.option(
+    "--temperature", type=click.FloatRange(min=0), help="0 is greedy; default 1, or 0 for one sample."
+)
+@click.option("--limit", type=click.IntRange(min=0), default=0, help="Only the first N questions.")
+@click.option(
+    "--batch-size", type=click.IntRange(min=1), default=16, show_default=True, help="Questions at once."
+)
+@click.option("--search", type=click.Choice(["none"]), help="none: the search returns nothing.")
+@click.option("--name", default="", help="Under which it is recorded and compared.")
+@click.option("--quiet", is_flag=True)
+@click.option("--json", "as_json", is_flag=True)
+def eval_command(
+    given: Given, allow_code: tuple[str, ...], split: str, policy: str, model_path: str, samples: int,
+    temperature: float | None, limit: int, batch_size: int, search: str | None, name: str, quiet: bool,
+    as_json: bool,
+) -> None:  # fmt: skip
+    """Ask a fixed set of questions with any weights; resumable, recorded in the log."""
+    import msgspec
+
+    from rollout.display import progress_display
+    from rollout.environment import questions
+    from rollout.evaluate import EvalOptions
+
+    if temperature is None:
+        temperature = 0.0 if samples == 1 else 1.0
+    options = EvalOptions(
+        samples, temperature, limit=limit, batch_size=batch_size, name=name or f"{policy}-{split}"
+    )
+    with (
+        _workplace(given, "reader", allow_code=allow_code) as opened,
+        _session(opened) as session,
+        progress_display(quiet=quiet, as_json=False) as voice,
+    ):
+        place = opened._replace(config=_without_search(opened.config)) if search == "none" else opened
+        event = _evaluate(
+            place, _environment(place, session, allow_code), _weights(place, policy, model_path),
+            options, questions(place.config, place.run_dir, split), voice,
+        )  # fmt: skip
+    if as_json:
+        click.echo(msgspec.json.encode(event).decode())
+    elif not quiet:
+        click.echo(_summary(event.summary))
+
+
+def _without_search(config: "Config") -> "Config":
+    import msgspec
+
+    search = msgspec.structs.replace(config.tools.search, backend="none")
+    return msgspec.structs.replace(config, tools=msgspec.structs.replace(config.tools, search=search))
+
+
+def _weights(place: Workplace, policy: str, model_path: str) -> Any:
+    from core.errors import ConfigError
+    from rollout.evaluate import Weights
+
+    state = place.log.state()
+    if model_path:
+        return Weights(model_path, -1)
+    if policy == "base":
+        return Weights(place.opened.weights_uri, 0)
+    if policy == "latest":
+        return Weights(state.weights_uri, state.policy_version)
+    known = {row.policy_version: row.weights_uri for row in place.log.policies()}
+    if not policy.isdecimal() or int(policy) not in known:
+        raise ConfigError(f"--policy {policy!r}: expected base, latest or one of 0 to {state.policy_version}")
+    return Weights(known[int(policy)], int(policy))
 
 
 def _code_loader(allow_code: Sequence[str]) -> Callable[[str], Any]:
@@ -325,7 +510,9 @@ def _step_range(step: int | None, steps: str, every: bool, log: "Log") -> Sequen
         return committed_steps(log, None, None) if log.state().committed_steps else []
     first, colon, last = steps.partition(":")
     if not colon or not all(part == "" or part.isdecimal() for part in (first, last)):
-        raise ConfigError(f"--steps {steps!r}: expected A:B such as 0:9 (both included; either may be left out)")
+        raise ConfigError(
+            f"--steps {steps!r}: expected A:B such as 0:9 (both included; either may be left out)"
+        )
     return committed_steps(log, int(first) if first else None, int(last) if last else None)
 
 
@@ -358,11 +545,13 @@ def replay(
 
 
 @main.command()
-@click.option("--run", "run_dir", type=click.Path(path_type=Path, file_okay=False), help="Run directory (new).")
+@click.option(
+    "--run", "run_dir", type=click.Path(path_type=Path, file_okay=False), help="Run directory (new)."
+)
 @click.option("--steps", type=click.IntRange(min=1), default=25, show_default=True, help="Training steps.")
 @click.option("--preset", default="demo", show_default=True)
 def demo(run_dir: Path | None, steps: int, preset: str) -> None:
-    """The main job, offline: rollout and learn as two processes, evaluations, and a full replay."""
+    """Do the main job, offline: rollout and learn as two processes, evaluations, and a full replay."""
     import time
 
     from learner.demo import run_demo
@@ -375,7 +564,7 @@ def demo(run_dir: Path | None, steps: int, preset: str) -> None:
 
 @main.group()
 def engine() -> None:
-    """The embedded engine: status, stop, serve, world, pretrain."""
+    """Look after the embedded engine: status, stop, serve, world, pretrain."""
 
 
 @engine.command("status")
