@@ -12,10 +12,10 @@ from core.tree import Group
 from learner.batch import Taken
 from learner.page.derive import Derived, LeafKey, member_block
 from learner.page.model import GroupBlock, GroupCard, LeafCard, MemberBlock, TreeBlock
-from learner.page.turns import Inks, cut, node_block, pack
+from learner.page.turns import NAME, Inks, cut, node_block, pack
 
-CARD_ANSWER = 200
-"""Characters of an answer that a list shows."""
+CARD_TEXT = 8_192
+"""Characters of a question that the page holds."""
 
 
 class Shown(NamedTuple):
@@ -101,7 +101,7 @@ def _cards(group: Group, place: int, grown: _Grown, derived: Derived | None) -> 
                 name=f"{grown.tree.index}/{node.node}",
                 reward=node.reward.value if node.reward else None,
                 outcome=node.answer.outcome.value,
-                answer=cut(node.answer.answer or "", CARD_ANSWER),
+                answer=cut(node.answer.answer or "", NAME),
                 advantage=derived.advantage((group.uid, grown.tree.index, node.node)) if derived else None,
             )
 
@@ -137,9 +137,9 @@ def _group_card(
         uid=asked.uid,
         step=step,
         question=cut(asked.question, CARD_TEXT),
-        references=[cut(reference, CARD_ANSWER) for reference in asked.references[:20]],
-        source=cut(asked.data_source, CARD_ANSWER),
-        example=cut(asked.example_id, CARD_ANSWER),
+        references=[cut(reference, NAME) for reference in asked.references[:20]],
+        source=cut(asked.data_source, NAME),
+        example=cut(asked.example_id, NAME),
         mode=asked.plan.mode,
         leaves=cards,
         mean=mean,
@@ -150,17 +150,13 @@ def _group_card(
     )
 
 
-CARD_TEXT = 8_192
-"""Characters of a question that the page holds."""
-
-
 def _params(group: Group) -> list[tuple[str, str]]:
     asked = group.asked
     plan = {name: str(value) for name, value in msgspec.structs.asdict(asked.plan).items()}
     params = {name: str(value) for name, value in msgspec.structs.asdict(asked.params).items()}
     return [
         ("policy version", str(asked.policy_version)),
-        ("weights", cut(asked.weights_uri, 300) or "the base model"),
-        ("protocol", cut(asked.protocol, 100)),
-        *((name, cut(value, 300)) for name, value in (plan | params).items()),
+        ("weights", cut(asked.weights_uri, NAME) or "the base model"),
+        ("protocol", cut(asked.protocol, NAME)),
+        *((name, cut(value, NAME)) for name, value in (plan | params).items()),
     ]

@@ -1,4 +1,4 @@
-"""Owns how numbers and token ids travel inside the page: base64 of small binary forms (page_data.js reads them)."""
+"""Owns how numbers and token ids travel inside the page: in base64, as page_data.js reads them."""
 
 import base64
 from collections.abc import Iterable

@@ -66,7 +66,8 @@ function notTrained(group, leaf) {
 }
 
 function promptPart(block) {
-  return givenPart("Prompt", `${plural(block.prompt_count, "token")}, outside the loss`, promptTokens(block), block.prompt_cut, false, table(block.params ?? []));
+  return givenPart("Prompt", `${plural(block.prompt_count, "token")}, outside the loss`, promptTokens(block), block.prompt_cut, false,
+    make("p", "provenance", (block.params ?? []).map(([name, value]) => `${name} ${value}`).join(" · ")));
 }
 
 function givenPart(name, remark, tokens, missing, open, ...more) {

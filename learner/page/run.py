@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from math import fsum
 
 import msgspec
 
@@ -10,6 +11,7 @@ from core.errors import ReplayError
 from core.events import Evaluated, PolicyPublished, RunOpened, StepCommitted, StepPlanned
 from learner.page.model import RunFacts
 from learner.page.steps import RunSource
+from learner.page.turns import NAME, cut
 from store.log import Log
 from store.ports import GroupFate
 
@@ -31,21 +33,26 @@ def read_run(log: Log) -> RunSource:
                 commits[event.step] = event
             case PolicyPublished() as event:
                 steps_of_version[event.policy_version] = event.step
-            case Evaluated(summary={"exact_match": value}) as event:
-                evals.append((steps_of_version.get(event.policy_version, len(commits)), value))
+            case Evaluated(results=[_, *_]) as event:
+                evals.append((steps_of_version.get(event.policy_version, len(commits)), _held_out(event)))
             case _:
                 pass
     if opened is None:
         raise ReplayError(f"the log in {str(log.run_dir)!r} holds no run yet: start `rollout` or `learn`")
     facts = RunFacts(
-        run_id=opened.run_id,
-        base_model=opened.base_model,
-        facts=run_rows(opened),
+        run_id=cut(opened.run_id, NAME),
+        base_model=cut(opened.base_model, NAME),
+        facts=[(cut(name, NAME), cut(value, NAME)) for name, value in run_rows(opened)],
         books=books(log),
         evals=evals,
         steps_planned=len(members),
     )
     return RunSource(facts, dict(sorted(members.items())), commits)
+
+
+def _held_out(event: Evaluated) -> float:
+    """Return the mean exact match over the questions of an evaluation."""
+    return fsum(result.exact_match for result in event.results) / len(event.results)
 
 
 def run_rows(opened: RunOpened) -> list[tuple[str, str]]:
@@ -82,7 +89,7 @@ def books(log: Log) -> list[tuple[str, int]]:
     for row in log.group_rows():
         given_up = row.fate in {GroupFate.DROPPED, GroupFate.ABORTED}
         counts[f"{row.fate.value}: {row.reason}" if given_up else row.fate.value] += 1
-    return counts.most_common()
+    return [(cut(name, NAME), count) for name, count in counts.most_common()]
 
 
 def choose_steps(run: RunSource, steps: Sequence[int] | None) -> list[int]:

@@ -11,6 +11,7 @@ from core.tree import Trajectory
 from learner.batch import Taken, fetch
 from learner.page.derive import Derived, derive_credit, largest
 from learner.page.model import RunFacts, StepFacts
+from learner.page.turns import NAME, cut
 from learner.rebuild import CodeLoader, Rebuilt, committed_event, rebuild
 from store.log import Log
 
@@ -101,7 +102,7 @@ def step_facts(source: StepSource) -> StepFacts:
         micro_batches=len(planned.micro_batches),
         tokens=_tokens(rebuilt.batch) if rebuilt else [],
         recipe=_recipe(planned),
-        estimator=planned.estimator,
+        estimator=cut(planned.estimator, NAME),
         scale=largest(rebuilt.batch.advantages.entries) if rebuilt else 0.0,
         digest=planned.batch_digest,
         verdict=_verdict(planned, rebuilt),
@@ -152,7 +153,7 @@ def _recipe(planned: StepPlanned) -> list[tuple[str, str]]:
 
 def _with(name: str, params: Mapping[str, object]) -> str:
     shown = ", ".join(f"{key} {value}" for key, value in params.items())
-    return f"{name} ({shown})" if shown else name
+    return cut(f"{name} ({shown})" if shown else name, NAME)
 
 
 def _metrics(committed: StepCommitted | None) -> list[tuple[str, float]]:

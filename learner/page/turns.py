@@ -9,6 +9,9 @@ from learner.page.derive import NodeCredit
 from learner.page.model import Limits, NodeBlock, ObservationBlock, ScoreBlock
 from learner.page.packing import Vocabulary, pack_floats
 
+NAME = 200
+"""Characters of a name: of a tool, a scorer, a document, a setting."""
+
 
 class Inks(NamedTuple):
     """What every block of a page is written with."""
@@ -60,8 +63,8 @@ def node_block(
         count=tokens.total,
         advantage=credit.advantage if credit else None,
         members=credit.members if credit else 0,
-        tool=call.tool if call else None,
-        arguments=[(cut(name, limit), cut(str(value), limit)) for name, value in call.arguments.items()]
+        tool=cut(call.tool, NAME) if call else None,
+        arguments=[(cut(name, NAME), cut(str(value), limit)) for name, value in call.arguments.items()]
         if call
         else [],
         observation=_observation(node.observation, inks) if node.observation else None,
@@ -70,7 +73,7 @@ def node_block(
         detail=cut(answer.detail, limit) if answer else "",
         score=_score(node.reward) if node.reward else None,
         node_score=_score(node.node_reward) if node.node_reward else None,
-        stop_reason=sample.stop_reason,
+        stop_reason=cut(sample.stop_reason, NAME),
         seed=sample.seed,
         request=sample.request,
         sample_index=sample.sample_index,
@@ -88,20 +91,20 @@ def _observation(seen: Observed, inks: Inks) -> ObservationBlock:
         reset=reset.text if reset else None,
         reset_cut=reset.cut if reset else 0,
         ok=seen.ok,
-        status=seen.status,
+        status=cut(seen.status, NAME),
         error=cut(seen.error, inks.limits.text),
-        backend=seen.backend,
+        backend=cut(seen.backend, NAME),
         latency=seen.latency,
         cached=seen.cached,
         truncated=seen.truncated,
-        documents=[cut(document, 200) for document in seen.document_ids[:100]],
+        documents=[cut(document, NAME) for document in seen.document_ids[:100]],
     )
 
 
 def _score(rewarded: Rewarded) -> ScoreBlock:
     return ScoreBlock(
         value=rewarded.value,
-        scorer=rewarded.scorer,
-        version=rewarded.scorer_version,
-        components=sorted(rewarded.components.items()),
+        scorer=cut(rewarded.scorer, NAME),
+        version=cut(rewarded.scorer_version, NAME),
+        components=[(cut(name, NAME), value) for name, value in sorted(rewarded.components.items())],
     )
