@@ -6,8 +6,9 @@ import msgspec
 
 from core.errors import LogDamaged
 from store import codec
-from store.environment import Change, Environment, Snapshot
+from store.environment import Environment
 from store.keys import Table
+from store.snapshot import Change, Snapshot
 from store.writer import Job, Plan
 
 

@@ -7,12 +7,12 @@ from core.errors import GroupClosed, OwnerLost, StoreError
 from core.events import GroupAdopted, GroupOpened
 from core.ids import make_uid, parse_uid
 from store import codec, keys
-from store.environment import Snapshot
 from store.journal import encode_all, journal_changes, views_of
 from store.keys import Table
 from store.ports import Admission, Claim, NoClaim
 from store.projections import Views, decode_open
 from store.rows import FATES, Counters, OpenEntry
+from store.snapshot import Snapshot
 from store.writer import Job, Plan
 
 

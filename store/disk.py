@@ -29,6 +29,8 @@ _TAIL = struct.Struct("<QQ")
 META_FLAG = 0x08
 MAGIC = 0xBEEFC0DE
 MAX_PAGE = 65536
+READS = 3
+"""A writer may commit between the reads of the two pages, but hardly so often."""
 META_SIZE = _PAGE.size + _META.size + 2 * _TREE.size + _TAIL.size
 
 
@@ -68,14 +70,17 @@ def check_filesystem(path: Path, mounts: str | None = None) -> None:
 
 def read_meta(path: Path) -> MetaPage:
     """Return the newest header page of an LMDB file; raises LogForeign or LogDamaged and changes nothing."""
+    return max(_both_meta(path), key=lambda meta: meta.transaction)
+
+
+def _both_meta(path: Path) -> tuple[MetaPage, MetaPage]:
     with path.open("rb") as file:
         head = file.read(META_SIZE)
         if not head:
             raise LogDamaged(f"the log's file is empty: {str(path)!r}; restore it from a backup or an export")
         first = _parse_meta(path, head, 0)
         file.seek(first.page_size)
-        second = _parse_meta(path, file.read(META_SIZE), 1)
-    return max(first, second, key=lambda meta: meta.transaction)
+        return first, _parse_meta(path, file.read(META_SIZE), 1)
 
 
 def _parse_meta(path: Path, page: bytes, number: int) -> MetaPage:
@@ -95,6 +100,18 @@ def _parse_meta(path: Path, page: bytes, number: int) -> MetaPage:
             "which this release cannot read"
         )
     return MetaPage(page_size, map_size, last_page, transaction)
+
+
+def header_problems(path: Path) -> list[str]:
+    """Return what is wrong between the two header pages of a file, which may be in use.
+
+    Commit n writes page n mod 2, so their transaction numbers differ by one and have their page's parity.
+    """
+    for _ in range(READS):
+        numbers = [meta.transaction for meta in _both_meta(path)]
+        if numbers == [0, 0] or (abs(numbers[0] - numbers[1]) == 1 and numbers[0] % 2 == 0):
+            return []
+    return [f"the header pages name transactions {numbers}, expected neighbours, the even one first"]
 
 
 def missing_bytes(path: Path, meta: MetaPage) -> int:

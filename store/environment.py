@@ -9,10 +9,8 @@ import os
 import shutil
 import tempfile
 import threading
-from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias, cast
 
 import lmdb
 import msgspec
@@ -23,11 +21,7 @@ from store import codec, disk
 from store.keys import Table
 from store.probe import survives_reading
 from store.projections import PROJECTION_VERSION
-
-if TYPE_CHECKING:
-    from lmdb import _Database
-
-Tables: TypeAlias = "dict[Table, _Database]"
+from store.snapshot import Snapshot, Tables
 
 FORMAT_VERSION = 1
 """Of keys, values and bundles. A change of any of them that an older release would misread raises it."""
@@ -53,71 +47,6 @@ class Versions(msgspec.Struct, frozen=True):
 
 
 THIS_RELEASE = Versions()
-
-
-class Change(NamedTuple):
-    """One entry to be written, or deleted where the value is None."""
-
-    table: Table
-    key: bytes
-    value: bytes | None
-
-
-class Snapshot:
-    """One read or write transaction: the log as it was at one moment. Stored values, not yet unpacked."""
-
-    def __init__(self, transaction: "lmdb.Transaction", tables: Tables) -> None:
-        self._transaction = transaction
-        self._tables = tables
-
-    def get(self, table: Table, key: bytes) -> bytes | None:
-        """Return the stored value under `key`."""
-        return cast("bytes | None", self._transaction.get(key, db=self._tables[table]))
-
-    def scan(
-        self, table: Table, start: bytes = b"", stop: bytes | None = None
-    ) -> Iterator[tuple[bytes, bytes]]:
-        """Yield (key, stored value) from `start` on, before `stop`, in key order."""
-        with self._transaction.cursor(self._tables[table]) as cursor:
-            if cursor.set_range(start):
-                for key, value in cast("Iterator[tuple[bytes, bytes]]", cursor):
-                    if stop is not None and key >= stop:
-                        return
-                    yield key, value
-
-    def keys(self, table: Table, start: bytes, stop: bytes) -> list[bytes]:
-        """Return the keys from `start` on, before `stop`, without touching values."""
-        found: list[bytes] = []
-        with self._transaction.cursor(self._tables[table]) as cursor:
-            if cursor.set_range(start):
-                for key in cast("Iterator[bytes]", cursor.iternext(keys=True, values=False)):
-                    if key >= stop:
-                        break
-                    found.append(key)
-        return found
-
-    def last(self, table: Table, below: bytes | None = None) -> tuple[bytes, bytes] | None:
-        """Return the last entry, or the last whose key is smaller than `below`."""
-        with self._transaction.cursor(self._tables[table]) as cursor:
-            found = cursor.set_range(below) if below is not None else False
-            found = cursor.prev() if found else cursor.last()
-            return cast("tuple[bytes, bytes]", cursor.item()) if found else None
-
-    def count(self, table: Table) -> int:
-        """Return how many entries the table says it has."""
-        return int(self._transaction.stat(self._tables[table])["entries"])
-
-    def put(self, changes: Iterable[Change]) -> None:
-        """Write; only inside a write transaction."""
-        for table, key, value in changes:
-            if value is None:
-                self._transaction.delete(key, db=self._tables[table])
-            else:
-                self._transaction.put(key, value, db=self._tables[table])
-
-    def clear(self, table: Table) -> None:
-        """Delete every entry of a table; only inside a write transaction."""
-        self._transaction.drop(self._tables[table], delete=False)
 
 
 class _Transaction:

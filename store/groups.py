@@ -11,7 +11,7 @@ from core.events import GroupClosed as GroupClosedEvent
 from store import codec, keys
 from store.checking import check_writes
 from store.claims import Claimant, adopt, check_owner, claim_job
-from store.environment import Change, Environment, Snapshot
+from store.environment import Environment
 from store.journal import encode_all, journal_changes, views_of
 from store.keys import MAX_INDEX, Table
 from store.locks import Locks
@@ -19,6 +19,7 @@ from store.ports import Admission, Bundle, Claim, GroupFate, GroupRecord, NoClai
 from store.projections import Views
 from store.rows import FATES
 from store.sealing import Sealed, decode_records, load, seal_changes, seal_group
+from store.snapshot import Change, Snapshot
 from store.writer import Job, Plan, Writer
 
 SMALL = 256
@@ -121,7 +122,7 @@ class LmdbGroups:
 
     def _closing(self, claim: Claim, chosen: tuple[ChosenLeaf, ...], now: float) -> Ending:
         sealed, records = self._sealed(claim)
-        sampled, searches = _spent(records)
+        sampled, searches = spent(records)
         event = GroupClosedEvent(
             uid=claim.uid,
             chosen=chosen,
@@ -135,7 +136,7 @@ class LmdbGroups:
 
     def _aborting(self, claim: Claim, reason: str, now: float, final: bool) -> Ending:
         sealed, records = self._sealed(claim)
-        sampled, searches = _spent(records)
+        sampled, searches = spent(records)
         event = GroupAborted(
             uid=claim.uid,
             reason=reason,
@@ -161,7 +162,7 @@ def _lost(claimant: Claimant) -> Callable[[Claim | NoClaim], None]:
     return lost
 
 
-def _spent(records: Sequence[GroupRecord]) -> tuple[int, int]:
+def spent(records: Sequence[GroupRecord]) -> tuple[int, int]:
     """Return tokens sampled and tool calls made."""
     events: list[GroupEvent] = [record.event for record in records]
     sampled = sum(len(event.tokens) // 4 for event in events if isinstance(event, TurnSampled))

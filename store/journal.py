@@ -8,10 +8,11 @@ from typing import NamedTuple
 from core.errors import Conflict, LogDamaged, StoreError
 from core.events import JournalEvent
 from store import codec, keys
-from store.environment import Change, Environment, Snapshot
+from store.environment import Environment
 from store.keys import Table
 from store.ports import JournalRecord
 from store.projections import PROJECTION_VERSION, Views, apply
+from store.snapshot import Change, Snapshot
 from store.writer import Job, Plan, Writer
 
 POLL_SECONDS = 0.02

@@ -7,8 +7,9 @@ attempt u16, part u16. Views: one letter for the kind, then the numbers.
 
 import struct
 from enum import Enum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from core.errors import LogDamaged
 from core.ids import parse_uid
 
 
@@ -57,8 +58,8 @@ def journal_key(index: int) -> bytes:
 
 
 def parse_journal_key(key: bytes) -> int:
-    """Return the position inside a journal key; raises struct.error on another length."""
-    return int(_JOURNAL.unpack(key)[0])
+    """Return the position inside a journal key; raises LogDamaged on another length."""
+    return int(_parsed(_JOURNAL, key)[0])
 
 
 def group_prefix(uid: str) -> bytes:
@@ -72,8 +73,8 @@ def group_key(prefix: bytes, tree: int, index: int) -> bytes:
 
 
 def parse_group_key(key: bytes) -> GroupKey:
-    """Return the numbers inside a group record's key; raises struct.error on another length."""
-    return GroupKey(*_GROUP.unpack(key))
+    """Return the numbers inside a group record's key; raises LogDamaged on another length."""
+    return GroupKey(*_parsed(_GROUP, key))
 
 
 def bundle_key(prefix: bytes, part: int) -> bytes:
@@ -82,8 +83,8 @@ def bundle_key(prefix: bytes, part: int) -> bytes:
 
 
 def parse_bundle_key(key: bytes) -> tuple[int, int, int]:
-    """Return ticket, attempt and part; raises struct.error on another length."""
-    ticket, attempt, part = _BUNDLE.unpack(key)
+    """Return ticket, attempt and part; raises LogDamaged on another length."""
+    ticket, attempt, part = _parsed(_BUNDLE, key)
     return ticket, attempt, part
 
 
@@ -104,11 +105,17 @@ def group_view_key(kind: bytes, ticket: int, attempt: int) -> bytes:
 
 
 def parse_view_number(key: bytes) -> int:
-    """Return the number inside a key made by `view_key`."""
-    return int(_TICKET_VIEW.unpack(key)[1])
+    """Return the number inside a key made by `view_key`; raises LogDamaged on another length."""
+    return int(_parsed(_TICKET_VIEW, key)[1])
 
 
 def parse_group_view(key: bytes) -> tuple[int, int]:
     """Return ticket and attempt inside a key made by `group_view_key`."""
-    _, ticket, attempt = _GROUP_VIEW.unpack(key)
+    _, ticket, attempt = _parsed(_GROUP_VIEW, key)
     return ticket, attempt
+
+
+def _parsed(layout: struct.Struct, key: bytes) -> tuple[Any, ...]:
+    if len(key) != layout.size:
+        raise LogDamaged(f"a key of {len(key)} bytes, expected {layout.size}: {key.hex()}; run `verify`")
+    return layout.unpack(key)

@@ -3,10 +3,11 @@
 from collections.abc import Iterator
 
 from store import codec, keys
-from store.environment import VERSIONS_KEY, Change, Environment, Snapshot, pack_versions
+from store.environment import VERSIONS_KEY, Environment, pack_versions
 from store.journal import pack_view, stored_event
 from store.keys import Table
 from store.projections import Views, apply
+from store.snapshot import Change, Snapshot
 
 
 def fold_journal(snapshot: Snapshot) -> dict[bytes, bytes]:

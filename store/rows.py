@@ -44,6 +44,10 @@ class GroupEntry(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     digest: str = ""
     chosen: tuple[tuple[int, str], ...] = ()
 
+    def leaves(self) -> tuple[ChosenLeaf, ...]:
+        """Return the members."""
+        return tuple(ChosenLeaf(tree=tree, leaf=leaf) for tree, leaf in self.chosen)
+
 
 class OpenEntry(msgspec.Struct, frozen=True, array_like=True):
     """Who may write an open group."""
@@ -111,7 +115,7 @@ def to_group_row(ticket: int, attempt: int, entry: GroupEntry) -> GroupRow:
         step=entry.step,
         records=entry.records,
         digest=entry.digest,
-        chosen=tuple(ChosenLeaf(tree=tree, leaf=leaf) for tree, leaf in entry.chosen),
+        chosen=entry.leaves(),
         opened_at=entry.opened_at,
     )
 

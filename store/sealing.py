@@ -10,9 +10,9 @@ from typing import NamedTuple
 from store import codec, keys
 from store.bundle import seal_checked, unseal
 from store.codec import RawRecord
-from store.environment import Change, Snapshot
 from store.keys import Table
 from store.ports import GroupRecord
+from store.snapshot import Change, Snapshot
 
 PAGE, PAGE_HEAD = 4096, 16
 INLINE = 2000

@@ -16,7 +16,8 @@ from time import monotonic
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from core.errors import StoreError
-from store.environment import Change, Environment, Snapshot
+from store.environment import Environment
+from store.snapshot import Change, Snapshot
 
 T = TypeVar("T")
 

@@ -16,9 +16,11 @@ from core.events import (
     Outcome,
     Plan,
     PlannedGroup,
+    PolicyPublished,
     Rewarded,
     RunOpened,
     SamplingParams,
+    StepCommitted,
     StepPlanned,
     ToolCalled,
     TurnSampled,
@@ -52,7 +54,7 @@ def open_run(run_dir: Path, role: Role = "rollout") -> Log:
     return log
 
 
-def asked(uid: str) -> GroupAsked:
+def asked(uid: str, version: int = 0) -> GroupAsked:
     """Return the first record of a group."""
     ticket, attempt = parse_uid(uid)
     return GroupAsked(
@@ -65,13 +67,13 @@ def asked(uid: str) -> GroupAsked:
         data_source="made",
         prompt=pack_tokens(range(20)),
         plan=Plan(mode="chain", group_size=2),
-        policy_version=0,
+        policy_version=version,
         weights_uri="",
         params=SamplingParams(),
     )
 
 
-def sampled(depth: int, *, tokens: int = 12, seed: int = 0) -> TurnSampled:
+def sampled(depth: int, *, tokens: int = 12, seed: int = 0, version: int = 0) -> TurnSampled:
     """Return a turn at `depth` of a chain, with random tokens and logprobs."""
     rng = np.random.default_rng([seed, depth, tokens])
     return TurnSampled(
@@ -84,14 +86,14 @@ def sampled(depth: int, *, tokens: int = 12, seed: int = 0) -> TurnSampled:
         stop_reason="stop",
         seed=seed,
         sample_index=0,
-        policy_version=0,
+        policy_version=version,
     )
 
 
-def chain(seed: int = 0, *, tokens: int = 12) -> tuple[GroupEvent, ...]:
+def chain(seed: int = 0, *, tokens: int = 12, version: int = 0) -> tuple[GroupEvent, ...]:
     """Return the records of a chain of two turns that ends with an answer and a reward."""
     return (
-        sampled(0, seed=seed, tokens=tokens),
+        sampled(0, seed=seed, tokens=tokens, version=version),
         ToolCalled(node="0.0.0", call_id="c", tool="search", arguments={"query": "it"}),
         Observed(
             node="0.0.0",
@@ -101,7 +103,7 @@ def chain(seed: int = 0, *, tokens: int = 12) -> tuple[GroupEvent, ...]:
             backend="local",
             call_id="c",
         ),
-        sampled(1, seed=seed, tokens=tokens),
+        sampled(1, seed=seed, tokens=tokens, version=version),
         Answered(leaf="0.0.1", outcome=Outcome.ANSWERED, answer="She", text="Answer: She"),
         Rewarded(node="0.0.1", value=1.0, scorer="em_format", scorer_version="1", source_digest="s"),
     )
@@ -119,9 +121,10 @@ def claim(log: Log, admission: Admission = OPEN_ADMISSION, worker: str | None = 
 
 def fill(log: Log, group: Claim, trees: int = 2) -> None:
     """Write whole chains into a group."""
-    log.groups.append_sync(group, [StreamWrite(0, 0, [asked(group.uid)])])
+    version = group.policy_version
+    log.groups.append_sync(group, [StreamWrite(0, 0, [asked(group.uid, version)])])
     for tree in range(1, trees + 1):
-        log.groups.append_sync(group, [StreamWrite(tree, 0, chain(group.ticket * 8 + tree))])
+        log.groups.append_sync(group, [StreamWrite(tree, 0, chain(group.ticket * 8 + tree, version=version))])
 
 
 def closed(log: Log, count: int = 1) -> list[PlannedGroup]:
@@ -132,6 +135,17 @@ def closed(log: Log, count: int = 1) -> list[PlannedGroup]:
         fill(log, group)
         made.append(PlannedGroup(uid=group.uid, digest=log.groups.close_sync(group, CHOSEN, 2.0)))
     return made
+
+
+def trained(log: Log, step: int, groups: int = 2) -> None:
+    """Plan and commit a step of new groups, and publish a policy."""
+    log.journal.append_sync([plan(step, closed(log, groups))])
+    log.journal.append_sync(
+        [
+            StepCommitted(step=step, skipped=False, policy_version=step + 1),
+            PolicyPublished(policy_version=step + 1, weights_uri=f"w{step + 1}", step=step + 1),
+        ]
+    )
 
 
 def plan(

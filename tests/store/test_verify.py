@@ -1,0 +1,205 @@
+"""`verify` on good logs, and on logs that were damaged bit by bit, cut short, or made to contradict themselves."""
+
+import hashlib
+import io
+import random
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import lmdb
+import pytest
+
+from core.errors import LogForeign, StoreError
+from core.events import GroupAborted
+from store import codec, keys
+from store.environment import Environment
+from store.findings import Report
+from store.keys import Table
+from store.log import open_log
+from store.verify import verify
+from store.verifying import check_log
+from tests.store.children import in_child
+from tests.store.making import claim, closed, fill, open_run, trained
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """Return a log with open, closed, trained and aborted groups, and its head."""
+    run_dir = tmp_path_factory.mktemp("good") / "run"
+    with open_run(run_dir) as log:
+        for step in range(3):
+            trained(log, step)
+        closed(log, 2)
+        fill(log, claim(log))
+        aborted = claim(log)
+        fill(log, aborted)
+        log.journal.append_sync([GroupAborted(uid=aborted.uid, reason="run_ended", final=True)])
+        log.cache_put(b"key", b"value")
+        log.journal.wait_sync(10_000, 0.0)
+        head = log.journal.head()
+    return run_dir, head
+
+
+@pytest.fixture
+def copy(good: tuple[Path, str], tmp_path: Path) -> Path:
+    """Return a copy of the good log's file that a test may damage."""
+    shutil.copytree(good[0], tmp_path / "run")
+    return tmp_path / "run" / "log" / "data.mdb"
+
+
+def test_a_good_log_has_no_findings(good: tuple[Path, str]) -> None:
+    """Nothing is found, with and without the head, while the log is open and after."""
+    run_dir, head = good
+    assert verify(run_dir, head) == []
+    with open_log(run_dir):
+        assert verify(run_dir) == []
+
+
+def test_a_lost_tail_is_found_by_its_head(good: tuple[Path, str]) -> None:
+    """A hash that is not in the chain is a finding."""
+    assert [finding.kind for finding in verify(good[0], "0" * 64)] == ["journal"]
+
+
+def judge(data: Path, head: str) -> bytes | None:
+    """Return what verification finds, None when reading killed it; as `verify` does, but in a fork."""
+
+    def check() -> bytes:
+        stream = io.StringIO()
+        report = Report(stream)
+        check_log(data.parent, head, report)
+        return stream.getvalue().encode() if report.count else b""
+
+    return in_child(check)
+
+
+def dump(data: Path) -> bytes | None:
+    """Return a digest of everything that can be read, by reading in order and by looking up."""
+
+    def read() -> bytes:
+        digest = hashlib.sha256()
+        environment = Environment(data.parent, readonly=True, map_size=None, sync=True)
+        with environment.read() as snapshot:
+            for table in Table:
+                for key, value in snapshot.scan(table):
+                    digest.update(b"%d %d " % (len(key), len(value)) + key + value)
+                    assert snapshot.get(table, key) == value
+        return digest.digest()
+
+    return in_child(read)
+
+
+def flip_bits(data: Path, head: str, flips: int, seed: int) -> dict[str, int]:
+    """Flip one bit at a time; return how many were found, and how many changed nothing that can be read."""
+    draw = random.Random(seed)
+    original, content = dump(data), bytearray(data.read_bytes())
+    assert original is not None
+    counts = {"found": 0, "unreadable": 0, "harmless": 0}
+    for _ in range(flips):
+        position, bit = draw.randrange(len(content)), 1 << draw.randrange(8)
+        content[position] ^= bit
+        data.write_bytes(content)
+        found = judge(data, head)
+        if found == b"":
+            assert dump(data) == original, f"bit {bit} of byte {position} changed what is read, unnoticed"
+            counts["harmless"] += 1
+        else:
+            counts["found" if found is not None else "unreadable"] += 1
+        content[position] ^= bit
+    return counts
+
+
+def cut_short(data: Path, head: str, cuts: int, seed: int) -> None:
+    """Cut the file at random places; every cut is found or changes nothing that can be read."""
+    draw = random.Random(seed)
+    original, content = dump(data), data.read_bytes()
+    for _ in range(cuts):
+        data.write_bytes(content[: draw.randrange(len(content))])
+        assert judge(data, head) != b"" or dump(data) == original
+
+
+def test_flipped_bits_are_found(copy: Path, good: tuple[Path, str]) -> None:
+    """A single flipped bit is found, or changes nothing that can be read."""
+    counts = flip_bits(copy, good[1], 60, 1)
+    assert counts["found"] + counts["unreadable"] > 0
+
+
+def test_cuts_are_found(copy: Path, good: tuple[Path, str]) -> None:
+    """A file cut short is found, or lacks nothing that is used."""
+    cut_short(copy, good[1], 20, 2)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(900)
+def test_many_flips_and_cuts_are_found(copy: Path, good: tuple[Path, str]) -> None:
+    """500 flips and 100 cuts."""
+    counts = flip_bits(copy, good[1], 500, 3)
+    assert sum(counts.values()) == 500
+    cut_short(copy, good[1], 100, 4)
+
+
+def change(data: Path, table: Table, edit: "dict[bytes, bytes | None]") -> None:
+    """Write raw entries into a log's file behind its back."""
+    with (
+        lmdb.open(str(data.parent), map_size=1 << 28, max_dbs=8) as env,
+        env.begin(write=True) as transaction,
+    ):
+        handle = env.open_db(table.value, transaction)
+        for key, value in edit.items():
+            if value is None:
+                transaction.delete(key, db=handle)
+            else:
+                transaction.put(key, value, db=handle)
+
+
+def entries(data: Path, table: Table) -> Iterator[tuple[bytes, bytes]]:
+    """Yield the raw entries of a table."""
+    with lmdb.open(str(data.parent), readonly=True, max_dbs=8) as env, env.begin() as transaction:
+        found = list(transaction.cursor(env.open_db(table.value, transaction)))
+    yield from found
+
+
+@pytest.mark.parametrize("table", [Table.JOURNAL, Table.GROUPS, Table.BUNDLES, Table.VIEWS])
+def test_a_missing_entry_is_found(copy: Path, good: tuple[Path, str], table: Table) -> None:
+    """A deleted record, bundle or view row is a finding."""
+    found = list(entries(copy, table))
+    change(copy, table, {found[len(found) // 2][0]: None})
+    assert verify(copy.parent.parent, good[1])
+
+
+def test_a_record_moved_to_another_key_is_found(copy: Path) -> None:
+    """The checksum covers the key."""
+    (key, value), *_ = entries(copy, Table.GROUPS)
+    change(copy, Table.GROUPS, {key[:-1] + b"\x77": value})
+    assert "checksum" in " ".join(finding.message for finding in verify(copy.parent.parent))
+
+
+def test_a_replaced_record_with_a_right_checksum_breaks_the_chain(copy: Path) -> None:
+    """Rewriting one journal record is found by the one after it."""
+    records = list(entries(copy, Table.JOURNAL))
+    key, value = records[3]
+    _, other = records[4]
+    forged = codec.pack(Table.JOURNAL, key, codec.unpack(Table.JOURNAL, records[4][0], other).body)
+    assert forged != value
+    change(copy, Table.JOURNAL, {key: forged})
+    messages = " ".join(finding.message for finding in verify(copy.parent.parent))
+    assert "the chain is broken" in messages
+
+
+def test_records_of_a_group_that_was_never_opened_are_found(copy: Path) -> None:
+    """Every record belongs to a group that the journal knows."""
+    (key, value), *_ = entries(copy, Table.GROUPS)
+    stray = keys.group_prefix("000999.0") + key[10:]
+    body = codec.unpack(Table.GROUPS, key, value).body
+    change(copy, Table.GROUPS, {stray: codec.pack(Table.GROUPS, stray, body)})
+    assert [(finding.key, finding.kind) for finding in verify(copy.parent.parent)] == [("000999.0", "group")]
+
+
+def test_what_is_not_there_or_not_ours_is_an_error(tmp_path: Path) -> None:
+    """No log, or another program's file: an error, not a finding."""
+    with pytest.raises(StoreError, match="no log"):
+        verify(tmp_path)
+    (tmp_path / "log").mkdir()
+    (tmp_path / "log" / "data.mdb").write_bytes(b"SQLite format 3\x00" * 1000)
+    with pytest.raises(LogForeign, match="not a Rolltape log"):
+        verify(tmp_path)
