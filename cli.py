@@ -519,29 +519,346 @@ def _step_range(step: int | None, steps: str, every: bool, log: "Log") -> Sequen
 @main.command()
 @_run_option
 @_allow_code_option
-@click.option("--step", type=click.IntRange(min=0), help="One step.")
+@click.option("--step", type=click.IntRange(min=0), help="One step, told in full.")
 @click.option("--steps", default="", metavar="A:B", help="Steps A to B, both included.")
 @click.option("--all", "every", is_flag=True, help="Every committed step.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON report per step.")
+@click.option("--jobs", type=click.IntRange(min=1), default=1, help="Processes that share the steps.")
+@click.option("--estimator", default="", help="What another estimator would have made of the step.")
+@click.option("--rescore", is_flag=True, help="Score the recorded texts again.")
+@click.option(
+    "--trajectory", default="", metavar="UID/TREE/LEAF", help="Show one conversation, token by token."
+)
+@click.option("--html", type=click.Path(path_type=Path, dir_okay=False), help="Write the steps as a page.")
+@click.option("--json", "as_json", is_flag=True, help="JSON lines.")
 def replay(
-    run_dir: Path, allow_code: tuple[str, ...], step: int | None, steps: str, every: bool, as_json: bool
-) -> None:
+    run_dir: Path, allow_code: tuple[str, ...], step: int | None, steps: str, every: bool, jobs: int,
+    estimator: str, rescore: bool, trajectory: str, html: Path | None, as_json: bool,
+) -> None:  # fmt: skip
     """Rebuild steps from rollout events alone and compare them with what was recorded."""
-    from learner.fingerprints import code_fingerprints
-    from learner.replay import Auditor, replay_steps
-    from learner.telling import report_json, report_lines, summary_line
     from store.log import open_log
 
     with open_log(run_dir, readonly=True) as log:
-        auditor = Auditor(log, code_fingerprints(), _code_loader(allow_code))
-        matches = []
-        for report in replay_steps(auditor, _step_range(step, steps, every, log)):
+        if trajectory:
+            _show_trajectory(log, trajectory)
+            return
+        wanted = _step_range(step, steps, every, log)
+        if html is not None:
+            _write_page(log, html, wanted, 1000, allow_code)
+        if estimator:
+            _tell_counterfactuals(log, wanted, estimator, allow_code, as_json=as_json)
+            return
+        if rescore:
+            sys.exit(_tell_rescored(log, wanted, allow_code, as_json=as_json))
+        good = _audit(log, wanted, allow_code, jobs=jobs, whole=step is not None, as_json=as_json)
+    sys.exit(0 if good else 1)
+
+
+def _audit(
+    log: "Log", wanted: Sequence[int], allow_code: Sequence[str], *, jobs: int, whole: bool, as_json: bool
+) -> bool:  # fmt: skip
+    """Replay steps one at a time and tell each; return whether all match."""
+    from learner.parallel import Means, audit
+    from learner.telling import report_json, report_lines, summary_line
+
+    matches = []
+    bar = click.progressbar(length=len(wanted), label="replaying", file=sys.stderr)
+    with bar if len(wanted) > 1 and sys.stderr.isatty() else contextlib.nullcontext() as shown:
+        means = Means(_code_loader, tuple(allow_code), _decoder(log))
+        for report in audit(log, wanted, means, jobs):
             matches.append(report.match)
-            lines = [report_json(report)] if as_json else report_lines(report, whole=step is not None)
+            lines = [report_json(report)] if as_json else report_lines(report, whole=whole)
             click.echo("\n".join(lines))
-    if not as_json and step is None:
+            if shown is not None:
+                shown.update(1)
+    if not as_json and not whole:
         click.echo(summary_line(matches))
-    sys.exit(0 if all(matches) else 1)
+    return all(matches)
+
+
+def _config_of(log: "Log") -> "Config":
+    from core.config import from_plain
+    from core.errors import ConfigError
+
+    opened = log.run_event()
+    if opened is None:
+        raise ConfigError(f"the log of {str(log.run_dir)!r} holds no run")
+    return from_plain(opened.config)
+
+
+def _decoder(log: "Log") -> Callable[[Sequence[int]], str]:
+    """Return what spells tokens, loading the tokenizer only when something must be spelt."""
+    import functools
+
+    @functools.cache
+    def tokenizer() -> Any:
+        from engine.tokenizers import offline_tokenizer
+
+        return offline_tokenizer(_config_of(log).engine)
+
+    def decode(tokens: Sequence[int]) -> str:
+        found = tokenizer()
+        return " ".join(map(str, tokens)) if found is None else str(found.decode(list(tokens)))
+
+    return decode
+
+
+def _offline_tokenizer(log: "Log") -> Any:
+    from core.errors import ConfigError
+    from engine.tokenizers import offline_tokenizer
+
+    settings = _config_of(log).engine
+    found = offline_tokenizer(settings)
+    if found is None:
+        raise ConfigError(
+            f"the tokenizer of {settings.base_model!r} is not on this machine; load it once online"
+        )
+    return found
+
+
+def _tell_counterfactuals(
+    log: "Log", wanted: Sequence[int], estimator: str, allow_code: Sequence[str], *, as_json: bool
+) -> None:
+    import msgspec
+
+    from learner.counterfactual import counterfactual
+    from learner.rebuild import rebuild, user_estimator
+    from learner.telling import counterfactual_lines
+
+    load = _code_loader(allow_code)
+    user = user_estimator(estimator, load)
+    for step in wanted:
+        found = counterfactual(rebuild(log, log.plan(step), load), step, estimator, user)
+        click.echo(msgspec.json.encode(found).decode() if as_json else "\n".join(counterfactual_lines(found)))
+
+
+def _tell_rescored(log: "Log", wanted: Sequence[int], allow_code: Sequence[str], *, as_json: bool) -> int:
+    """Tell which rewards the run's scorer gives otherwise now; return the exit status."""
+    import msgspec
+
+    from learner.counterfactual import rescore
+    from learner.rebuild import rebuild
+    from learner.telling import rescored_line
+
+    count = members = 0
+    score = _scorer(log, allow_code)
+    for step in wanted:
+        batch = rebuild(log, log.plan(step), _code_loader(allow_code)).batch
+        members += len(batch.members)
+        for change in rescore(batch, score):
+            count += 1
+            click.echo(msgspec.json.encode(change).decode() if as_json else rescored_line(change))
+    if not as_json:
+        click.echo(f"{members} members of {len(wanted)} steps scored again: {count} differ")
+    return 1 if count else 0
+
+
+def _scorer(log: "Log", allow_code: Sequence[str]) -> Callable[[Any], float]:
+    from rollout.reward import get_scorer
+
+    settings = _config_of(log).reward
+    scorer = get_scorer(settings.scorer, settings, allow_code)
+    return lambda trajectory: scorer.score(trajectory).value
+
+
+def _show_trajectory(log: "Log", place: str) -> None:
+    from rich.console import Console
+
+    from core.errors import ConfigError
+    from learner.show import show_trajectory
+
+    uid, _, rest = place.partition("/")
+    tree, _, leaf = rest.partition("/")
+    if not (uid and tree.lstrip("t").isdecimal() and leaf):
+        raise ConfigError(f"--trajectory {place!r}: expected UID/TREE/LEAF such as 000012.0/1/0.0.2")
+    show_trajectory(log, uid, int(tree.lstrip("t")), leaf, _offline_tokenizer(log), Console())
+
+
+def _write_page(
+    log: "Log", out: Path, steps: Sequence[int] | None, max_trajectories: int, allow_code: Sequence[str]
+) -> None:
+    from learner.page.render import write_page
+
+    summary = write_page(
+        log, _offline_tokenizer(log), out, steps=steps, max_trajectories=max_trajectories,
+        load=_code_loader(allow_code),
+    )  # fmt: skip
+    _echo(
+        f"wrote {summary.path}: {summary.steps} steps, {summary.groups} groups, {summary.trajectories} "
+        f"trajectories, {summary.size / 1e6:.1f} MB" + (f"; {summary.cut}" if summary.cut else "")
+    )
+
+
+@main.command()
+@_run_option
+@_allow_code_option
+@click.option("--html", "out", required=True, type=click.Path(path_type=Path, dir_okay=False))
+@click.option("--max-trajectories", type=click.IntRange(min=1), default=1000, show_default=True)
+def report(run_dir: Path, allow_code: tuple[str, ...], out: Path, max_trajectories: int) -> None:
+    """Write the whole run as one self-contained page."""
+    from store.log import open_log
+
+    with open_log(run_dir, readonly=True) as log:
+        _write_page(log, out, None, max_trajectories, allow_code)
+
+
+@main.command()
+@_run_option
+@click.option(
+    "--head", metavar="HASH", help="A hash that --json printed before: it must still be in the chain."
+)
+@click.option("--json", "as_json", is_flag=True)
+def verify(run_dir: Path, head: str | None, as_json: bool) -> None:
+    """Check every record, chain, digest and the books; exit 1 when something is wrong."""
+    import msgspec
+
+    from store.verify import verify as verify_log
+
+    findings = verify_log(run_dir, head)
+    if as_json:
+        click.echo(msgspec.json.encode({"findings": findings, "head": _head(run_dir, findings)}).decode())
+    else:
+        for finding in findings:
+            click.echo(f"{finding.kind} {finding.key}: {finding.message}")
+        click.echo(f"{len(findings)} findings" if findings else f"sound; head {_head(run_dir, findings)}")
+    sys.exit(1 if findings else 0)
+
+
+def _head(run_dir: Path, findings: Sequence[object]) -> str:
+    from store.log import open_log
+
+    if findings:
+        return ""
+    with open_log(run_dir, readonly=True) as log:
+        return log.journal.head()
+
+
+@main.command()
+@_run_option
+@_allow_code_option
+@click.option("--rescore", is_flag=True, help="Also look for rewards that the text does not support.")
+@click.option("--json", "as_json", is_flag=True)
+def lint(run_dir: Path, allow_code: tuple[str, ...], rescore: bool, as_json: bool) -> None:
+    """Look for what has bitten others; exit 1 when something was found."""
+    import msgspec
+
+    from learner.lint import Linter, lint_lines
+    from learner.lint import lint as lint_run
+    from store.log import open_log
+
+    with open_log(run_dir, readonly=True) as log:
+        score = _scorer(log, allow_code) if rescore else None
+        findings = lint_run(log, Linter(rescore=score, load=_code_loader(allow_code)))
+    click.echo(msgspec.json.encode(findings).decode() if as_json else "\n".join(lint_lines(findings)))
+    sys.exit(1 if findings else 0)
+
+
+@main.command()
+@_run_option
+@click.option("--errors", is_flag=True, help="Why wrong leaves are wrong.")
+@click.option("--staleness", is_flag=True, help="How old trained groups were.")
+@click.option("--budget", is_flag=True, help="What rollouts cost, trees beside chains.")
+@click.option("--json", "as_json", is_flag=True)
+def stats(run_dir: Path, errors: bool, staleness: bool, budget: bool, as_json: bool) -> None:
+    """Tell the numbers of a run; all of them when none is named."""
+    import msgspec
+
+    from learner import stats as numbers
+    from store.log import open_log
+
+    every = not (errors or staleness or budget)
+    found: dict[str, Any] = {}
+    lines: list[str] = []
+    with open_log(run_dir, readonly=True) as log:
+        if staleness or every:
+            found["staleness"] = numbers.staleness_report(log)
+            lines += numbers.staleness_lines(found["staleness"])
+        if budget or every:
+            found["budget"] = numbers.budget_report(numbers.groups_of(log))
+            lines += numbers.budget_lines(found["budget"])
+        if errors or every:
+            found["errors"] = numbers.error_report(numbers.groups_of(log))
+            lines += numbers.error_lines(found["errors"])
+    click.echo(msgspec.json.encode(found).decode() if as_json else "\n".join(lines))
+
+
+@main.group()
+def estimators() -> None:
+    """Advantage estimators: list them, or compare them on recorded rollouts."""
+
+
+@estimators.command("list")
+def estimators_list() -> None:
+    """Name every estimator with its formula."""
+    from core.advantage import ESTIMATORS
+
+    for name, function in ESTIMATORS.items():
+        click.echo(f"{name:<12} {(function.__doc__ or '').strip().splitlines()[0]}")
+
+
+@estimators.command("compare")
+@_run_option
+@_allow_code_option
+@click.argument("names", nargs=-1, required=True)
+@click.option("--steps", default="", metavar="A:B", help="Steps A to B, both included; all when left out.")
+@click.option("--png", type=click.Path(path_type=Path, dir_okay=False), help="Draw the comparison.")
+@click.option("--json", "as_json", is_flag=True)
+def estimators_compare(
+    run_dir: Path,
+    allow_code: tuple[str, ...],
+    names: tuple[str, ...],
+    steps: str,
+    png: Path | None,
+    as_json: bool,
+) -> None:
+    """Compare estimators on recorded rollouts; the first named is the reference."""
+    import msgspec
+
+    from learner.compare import compare, compare_lines
+    from store.log import open_log
+
+    with open_log(run_dir, readonly=True) as log:
+        found = compare(log, _step_range(None, steps, not steps, log), names, _code_loader(allow_code))
+    click.echo(msgspec.json.encode(found).decode() if as_json else "\n".join(compare_lines(found)))
+    if png is not None:
+        from learner.drawing import draw_comparison
+
+        draw_comparison(found, png)
+
+
+@main.command()
+@_run_option
+@click.option("--json", "as_json", is_flag=True)
+def checkpoints(run_dir: Path, as_json: bool) -> None:
+    """List saved states and weights, with their steps and evaluations."""
+    import msgspec
+
+    from learner.checkpoints import checkpoint_lines, list_checkpoints
+    from store.log import open_log
+
+    with open_log(run_dir, readonly=True) as log:
+        found = list_checkpoints(log)
+    click.echo(msgspec.json.encode(found).decode() if as_json else "\n".join(checkpoint_lines(found)))
+
+
+@main.command()
+@_run_option
+@click.option("--group", "uid", default="", metavar="UID", help="One group's trees.")
+@click.option("--trajectory", default="", metavar="UID/TREE/LEAF", help="One conversation, token by token.")
+@click.option("--follow", is_flag=True, help="Stay, and show a live run.")
+def show(run_dir: Path, uid: str, trajectory: str, follow: bool) -> None:
+    """Look at a run, a group or a trajectory in the terminal."""
+    from rich.console import Console
+
+    from learner.show import show_group, show_run
+    from store.log import open_log
+
+    with open_log(run_dir, readonly=True) as log:
+        if trajectory:
+            _show_trajectory(log, trajectory)
+        elif uid:
+            show_group(log, uid, Console())
+        else:
+            show_run(log, Console(), follow=follow)
 
 
 @main.command()

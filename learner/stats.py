@@ -223,3 +223,23 @@ def staleness_lines(report: StalenessReport) -> list[str]:
     ]
     lines += [f"dropped, {reason}: {count}" for reason, count in report.dropped.items()]
     return lines or ["no group has been trained yet"]
+
+
+def budget_lines(report: BudgetReport) -> list[str]:
+    """Return the cost for a terminal; "paper" is M·B + L·N·B/2, "expected" counts every tree's expansions."""
+    cost = report.cost
+    lines = [
+        f"{cost.groups} groups: {cost.generated} tokens generated, {cost.prefilled} read, "
+        f"{cost.tool_calls} tool calls, {cost.requests} requests, {cost.leaves} leaves",
+    ]
+    if cost.groups and cost.leaves:
+        lines.append(
+            f"per group {cost.generated / cost.groups:.1f} tokens and {cost.tool_calls / cost.groups:.2f} calls; "
+            f"per leaf {cost.generated / cost.leaves:.1f} and {cost.tool_calls / cost.leaves:.2f}"
+        )
+    for unit, budget in (("tokens", report.tokens), ("calls", report.calls)):
+        lines.append(
+            f"{unit} per group: measured {budget.measured:.1f}, expected {budget.expected:.1f}, "
+            f"paper {budget.paper:.1f}, one chain {budget.chain:.1f}"
+        )
+    return lines

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import msgspec
 
 from core.events import StepCommitted
+from learner.counterfactual import Counterfactual, RewardChange
 from learner.replay import GroupLine, StepReport
 from learner.visible import one_line
 
@@ -37,7 +38,8 @@ def step_line(committed: StepCommitted, goal: int) -> str:
         parts.append("skipped: no group carries a signal")
     else:
         parts += [
-            f"{metrics.get('train/datums', 0.0):.0f} datums / {metrics.get('train/micro_batches', 0.0):.0f} calls",
+            f"{metrics.get('train/datums', 0.0):.0f} datums",
+            f"in {metrics.get('train/micro_batches', 0.0):.0f} calls",
             f"→ policy {committed.policy_version}",
         ]
     parts.append(f"{committed.seconds.get('step', 0.0):.1f} s")
@@ -105,3 +107,28 @@ def summary_line(reports: Sequence[bool]) -> str:
     good = sum(reports)
     verdict = "all MATCH" if good == len(reports) else f"{len(reports) - good} MISMATCH"
     return f"{len(reports)} steps replayed: {verdict}"
+
+
+def counterfactual_lines(found: Counterfactual) -> list[str]:
+    """Return, leaf by leaf, what another estimator would have made of a step."""
+    related = "–" if found.correlation is None else f"{found.correlation:.4f}"
+    ratio = "–" if found.norm_ratio is None else f"{found.norm_ratio:.4f}"
+    summary = f"correlation {related}, norm ratio {ratio}, {found.flips} sign flips"
+    lines = [f"step {found.step}: {found.other} instead of {found.recorded}: {summary}"]
+    if found.gained:
+        lines.append(f"  groups that would gain a signal: {', '.join(found.gained)}")
+    if found.lost:
+        lines.append(f"  groups that would lose theirs: {', '.join(found.lost)}")
+    lines += [
+        f"  {leaf.uid}/t{leaf.tree}/{leaf.leaf}  reward {leaf.reward:+.4f}  {found.recorded} "
+        f"{leaf.recorded:+.6f}  {found.other} {leaf.other:+.6f}{'  sign flipped' if leaf.flipped else ''}"
+        for leaf in found.leaves
+    ]
+    return lines
+
+
+def rescored_line(change: RewardChange) -> str:
+    """Return one reward that would be another today."""
+    now = change.error or f"{change.rescored:+.4f}"
+    place = f"{change.uid}/t{change.tree}/{change.leaf}"
+    return f"{place}: recorded {change.recorded:+.4f} by {change.scorer}, now {now}"
