@@ -24,7 +24,7 @@ from rollout.sampling import Asked, Continuation, Sampler, check_continuations, 
 from rollout.scoring import end_events, reward_events
 from rollout.tools import Tool
 from rollout.trees import Place, Request
-from rollout.turns import SEARCH, Correct, End, RunTool, Score, max_tokens
+from rollout.turns import SEARCH, Correct, End, Rules, RunTool, Score, max_tokens, next_action
 
 FATAL = (CredentialsMissing, EngineDied, ServiceRefused, WeightsGone)
 """Not one trajectory's misfortune: the group or the worker must decide."""
@@ -39,6 +39,7 @@ class Surroundings(NamedTuple):
 
     sampler: Sampler
     chat: Chat
+    rules: Rules
     tools: Mapping[str, Tool]
     scorer: Scorer
     on_fault: OnFault
@@ -75,7 +76,7 @@ class Actor:
             events.setdefault(place.tree, []).append(event)
             self._progress.turns += 1
             self._progress.tokens_sampled += len(view_tokens(event.tokens))
-        await live.append(events)
+        await live.append(self._with_calls(live, request, events))
         self._voice.notify(self._progress)
         return request.children
 
@@ -105,6 +106,17 @@ class Actor:
             raise
         except EngineError as error:
             raise GroupFailed(f"{Outcome.VOID_ENGINE}: {error}") from error
+
+    def _with_calls(
+        self, live: LiveGroup, request: Request, events: dict[int, list[GroupEvent]]
+    ) -> dict[int, list[GroupEvent]]:
+        """Add the calls that follow from the turns: one commit for both is one less to wait for."""
+        grown = live.preview(events)
+        for tree, node in request.children:
+            action = next_action(self._around.rules, grown, tree, node)
+            if isinstance(action, RunTool):
+                events[tree].append(action.event)
+        return events
 
     async def _sample(self, live: LiveGroup, request: Request, seed: int) -> list[Continuation]:
         asked = live.group.asked

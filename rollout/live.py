@@ -41,23 +41,28 @@ class LiveGroup:
             lengths[tree] = lengths.get(tree, 0) + 1
         return cls(fold_group(kept), lengths, write)
 
-    async def append(self, events: Mapping[int, Sequence[GroupEvent]]) -> None:
-        """Append events per tree in one transaction. A tree's appends keep their order; trees do not wait."""
-        async with AsyncExitStack() as held:
-            for tree in sorted(events):  # one order, so that two appends cannot wait for each other
-                await held.enter_async_context(self._locks.setdefault(tree, anyio.Lock()))
-            await self._write(
-                [StreamWrite(tree, self._lengths.get(tree, 0), events[tree]) for tree in sorted(events)]
-            )
-            self._fold(events)
-
-    def _fold(self, events: Mapping[int, Sequence[GroupEvent]]) -> None:
-        """Take in what was written; trees that it does not concern are left as they are."""
+    def preview(self, events: Mapping[int, Sequence[GroupEvent]]) -> Group:
+        """Return the group as it would be with these events; other trees are left as they are."""
         trees = self.group.trees
         concerned = self.group._replace(trees={tree: trees[tree] for tree in events if tree in trees})
         grown = fold_group(
             [(tree, event) for tree in sorted(events) for event in events[tree]], onto=concerned
         )
-        self.group = self.group._replace(trees=dict(sorted({**trees, **grown.trees}.items())))
-        for tree, added in events.items():
-            self._lengths[tree] = self._lengths.get(tree, 0) + len(added)
+        return self.group._replace(trees=dict(sorted({**trees, **grown.trees}.items())))
+
+    async def append(self, events: Mapping[int, Sequence[GroupEvent]]) -> None:
+        """Append events per tree in one transaction. A tree's appends keep their order; trees do not wait."""
+        async with AsyncExitStack() as held:
+            for tree in sorted(events):  # one order, so that two appends cannot wait for each other
+                await held.enter_async_context(self._lock(tree))
+            await self._write(
+                [StreamWrite(tree, self._lengths.get(tree, 0), events[tree]) for tree in sorted(events)]
+            )
+            self.group = self.preview(events)
+            for tree, added in events.items():
+                self._lengths[tree] = self._lengths.get(tree, 0) + len(added)
+
+    def _lock(self, tree: int) -> anyio.Lock:
+        if tree not in self._locks:
+            self._locks[tree] = anyio.Lock(fast_acquire=True)
+        return self._locks[tree]

@@ -114,7 +114,13 @@ def make_gardener(
     settings, chat = config.rollout, environment.chat
     rules = Rules(chat.parse, chat.protocol.corrects_invalid)
     surroundings = Surroundings(
-        environment.sampler, chat, environment.tools, environment.scorer, config.tools.on_fault, run_seed
+        environment.sampler,
+        chat,
+        rules,
+        environment.tools,
+        environment.scorer,
+        config.tools.on_fault,
+        run_seed,
     )
     expand = expand_policy(settings.tree.expand, settings.tree.temperature, allow_code)
     policy = Policy(run_seed, expand, lambda group, tree, tip: is_finished(rules, group, tree, tip))

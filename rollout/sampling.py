@@ -95,7 +95,9 @@ def turn_event(chat: Chat, asked: Asked, index: int, turn: Continuation) -> Turn
     """
     place: Place = asked.request.children[index]
     tokens, text, stop_reason = turn.tokens, chat.text(turn.tokens), turn.stop_reason
-    kept = chat.kept_tokens(tokens, text, chat.parse(text, stop_reason))
+    kept = len(tokens)
+    if chat.protocol.corrects_invalid:
+        kept = chat.kept_tokens(tokens, text, chat.parse(text, stop_reason))
     if kept < len(tokens):
         tokens, text, stop_reason = tokens[:kept], chat.text(tokens[:kept]), "stop"
     return TurnSampled(

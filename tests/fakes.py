@@ -54,11 +54,11 @@ class ByteTokenizer:
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         """Return the text of ids."""
-        raw = b"".join(
-            bytes([token]) if token < 256 else b"" if skip_special_tokens else ADDED[token - 256].encode()
+        kept = "".join(
+            chr(token) if token < 256 else "" if skip_special_tokens else ADDED[token - 256]
             for token in token_ids
         )
-        return raw.decode("utf-8", "replace")
+        return kept.encode("latin-1").decode("utf-8", "replace")
 
     def apply_chat_template(
         self,
@@ -174,7 +174,7 @@ class ScriptedSampler:
         stop: Sequence[str],
     ) -> list[Turn]:
         """Return what the script says, cut at max_tokens."""
-        asked = Asked(weights_uri, tuple(int(token) for token in prompt), num_samples, seed, max_tokens)
+        asked = Asked(weights_uri, tuple(prompt.tolist()), num_samples, seed, max_tokens)
         self.requests.append(asked)
         text = TOKENIZER.decode(asked.prompt, skip_special_tokens=False)
         self.running += 1
@@ -201,7 +201,7 @@ class ScriptedSampler:
         tokens = [*TOKENIZER.encode(text, add_special_tokens=False), 256 + ADDED.index("<|im_end|>")]
         stop_reason = "stop" if len(tokens) <= max_tokens else "length"
         tokens = tokens[:max_tokens]
-        logprobs = [-3 * chance("logprob", seed, index, place) for place in range(len(tokens))]
+        logprobs = -3 * np.random.default_rng([seed, index]).random(len(tokens))
         said = TOKENIZER.decode(tokens, skip_special_tokens=True)
         return Turn(np.asarray(tokens, np.int32), np.asarray(logprobs, np.float32), said, stop_reason)
 
