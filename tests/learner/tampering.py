@@ -5,9 +5,10 @@ from pathlib import Path
 
 from core.events import GroupEvent, JournalEvent
 from store import codec, keys
-from store.environment import Change, Environment
+from store.environment import Environment
 from store.keys import Table
 from store.sealing import load, seal_group
+from store.snapshot import Change
 
 
 def _environment(run_dir: Path) -> Environment:
