@@ -2,7 +2,7 @@
 
 Runs the demo's loop without the wire: BM25 over the world's facts, the Qwen3.5 template, groups of
 trajectories, reward minus group mean, importance_sampling, one AdamW step per batch. Prints one JSON
-line for the base and one per seed. See docs/engine-model.md for recorded results.
+line for the base and one per seed. See docs/engine.md for recorded results.
 
     OPENBLAS_NUM_THREADS=1 python -m benchmarks.engine_learning --seeds 0 1 2
 """
