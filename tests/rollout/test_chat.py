@@ -11,12 +11,14 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
+from core.config import from_plain
 from core.datum import build_datum
 from core.errors import ConfigError
 from core.segments import segments
 from engine.embedded import prompts as engine_prompts
 from rollout.chat import Chat, Exchange, Rendered
 from rollout.encoding import Encoder, Piece
+from rollout.environment import build_environment
 from rollout.observations import fit, plain_block, text_of
 from rollout.prompts import PROMPTS, PromptTemplate, load_prompt
 from rollout.protocols import get_protocol
@@ -345,6 +347,26 @@ def test_history_is_kept_or_rewritten_as_asked() -> None:
     assert anew.prompt_reset.tolist() == canonical("qwen3", messages)
     stable = chat("qwen3.5", rewrite_history=True)
     assert stable.after_observation(sampled, plain_block("x"), question="?", past=past).prompt_reset is None
+
+
+@pytest.mark.parametrize(("history", "resets"), [("keep", False), ("rewrite", True)])
+def test_the_setting_reaches_the_chat(tmp_path: Path, history: str, resets: bool) -> None:
+    """rollout.history decides whether a Qwen3 run starts a new segment after each result."""
+    config = from_plain(
+        {
+            "rollout": {
+                "protocol": "hermes",
+                "history": history,
+                "system_prompt": "",
+                "user_template": "{question}",
+            },
+            "tools": {"search": {"backend": "none"}},
+        }
+    )
+    talk = build_environment(config, tokenizer("qwen3"), tmp_path).chat
+    past = [Exchange("turn", "")]
+    rendered = talk.after_observation(np.array([1]), plain_block("x"), question="?", past=past)
+    assert (rendered.prompt_reset is not None) == resets
 
 
 def test_rewritten_history_keeps_pages_as_text() -> None:

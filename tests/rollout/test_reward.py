@@ -20,7 +20,7 @@ from rollout.protocols import get_protocol
 from rollout.reward import BUILDERS, get_scorer, levels
 from rollout.tools import SEARCH_SPEC
 from tests.rollout.played import OUTCOMES, Step, play
-from tests.rollout.reported import Reported, case, cases
+from tests.rollout.reported import ROOT, Reported, case, cases
 
 SETTINGS = RewardSettings()
 THOUGHT = "<think>I need to look.</think>\n"
@@ -310,6 +310,16 @@ def test_the_example_scorer_tells_bad_answers_apart() -> None:
     spec = "examples.scorers:reference_found"
     dense = get_scorer(spec, SETTINGS, [spec]).score(judged("Answer: Rome", ["Rome"], before=(SEARCHED,)))
     assert (dense.value, [node.value for node in dense.nodes]) == (1.0, [1.0])
+
+
+def test_the_documented_scorer_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The example in the documentation runs as written."""
+    text = (ROOT / "docs" / "rewards.md").read_text(encoding="utf-8")
+    (tmp_path / "mine.py").write_text(text.split("```python\n")[1].split("```")[0])
+    monkeypatch.syspath_prepend(str(tmp_path))
+    spec = "mine:short_and_right"
+    score = get_scorer(spec, SETTINGS, [spec]).score(judged("Answer: Rome", ["Rome"]))
+    assert (score.value, score.components) == (1.0, {"length": 4})
 
 
 @pytest.mark.parametrize("name", list(BUILDERS))
