@@ -27,6 +27,9 @@ function readAddress() {
   }
   values.step = values.step !== null && STEP_OF.has(Number(values.step)) ? Number(values.step) : null;
   if (values.shade !== "logprob") values.shade = "advantage";
+  for (const bound of ["min", "max"]) {
+    if (values[bound] !== "" && !Number.isFinite(Number(values[bound]))) values[bound] = "";
+  }
   return values;
 }
 
