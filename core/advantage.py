@@ -40,10 +40,19 @@ class LeafTable(NamedTuple):
     """int64 [m]: parent of each node, -1 for a first turn. Only nodes above members are numbered."""
     names: tuple[str, ...] = ()
     """`<uid>/t<tree>/<leaf>` per leaf, for messages."""
+    recorded: Float64 | None = None
+    """float64 [n]: the rewards before shaping, where `rewards` are shaped."""
 
     def ids(self, group_by: str) -> Int64:
         """Return int64 [n]: the ids that gather a question's leaves, `uid` or (tree_uid) `tree`."""
         return self.tree if group_by == "tree_uid" else self.uid
+
+    def without_signal(self, sets: Sets) -> Bool:
+        """Return bool [n]: leaves in sets whose rewards, as recorded, are all equal (sets of one too).
+
+        Shaping sees the shape of a tree: it makes different numbers of rewards that say nothing.
+        """
+        return all_equal(self.rewards if self.recorded is None else self.recorded, sets)[sets.of]
 
     def name(self, leaf: int) -> str:
         """Return how messages call a leaf."""
@@ -183,22 +192,20 @@ def _unknown(name: str) -> str:
 
 def _group_mean(table: LeafTable, options: EstimatorOptions) -> Float64:
     """Return R_i − mean (Search-R1 on PyTRIO)."""
-    sets = make_sets(table.ids(options.group_by))
-    return table.rewards - set_means(table.rewards, sets)[sets.of]
+    return _deviations(table, make_sets(table.ids(options.group_by)))
 
 
 def _grpo(table: LeafTable, options: EstimatorOptions) -> Float64:
     """Return z over the question (GRPO; Tree-GRPO's inter-tree part)."""
-    return _z_scores(table.rewards, table.rewards, make_sets(table.ids(options.group_by)), options)
+    return _z_scores(table.rewards, table, make_sets(table.ids(options.group_by)), options)
 
 
 def _rloo(table: LeafTable, options: EstimatorOptions) -> Float64:
     """Return R_i − mean of the others, which is (R_i − mean) n/(n − 1)."""
     sets = make_sets(table.ids(options.group_by))
     sizes = sets.sizes[sets.of]
-    deviations = table.rewards - set_means(table.rewards, sets)[sets.of]
     alone = table.rewards if options.singleton == "raw" else np.zeros_like(table.rewards)
-    return np.where(sizes == 1, alone, deviations * (sizes / np.maximum(sizes - 1, 1)))
+    return np.where(sizes == 1, alone, _deviations(table, sets) * (sizes / np.maximum(sizes - 1, 1)))
 
 
 def _tree(table: LeafTable, options: EstimatorOptions) -> Float64:
@@ -208,12 +215,12 @@ def _tree(table: LeafTable, options: EstimatorOptions) -> Float64:
 
 def _tree_intra(table: LeafTable, options: EstimatorOptions) -> Float64:
     """Return z over the tree."""
-    return _z_scores(table.rewards, table.rewards, make_sets(table.tree), options)
+    return _z_scores(table.rewards, table, make_sets(table.tree), options)
 
 
 def _tree_2norm(table: LeafTable, options: EstimatorOptions) -> Float64:
     """Return z over the tree, of the z over the question."""
-    return _z_scores(_grpo(table, options), table.rewards, make_sets(table.tree), options)
+    return _z_scores(_grpo(table, options), table, make_sets(table.tree), options)
 
 
 def _node(table: LeafTable, options: EstimatorOptions) -> Float64:
@@ -230,16 +237,23 @@ def _node(table: LeafTable, options: EstimatorOptions) -> Float64:
     at_root = np.ones(len(leaf), dtype=np.bool_)
     at_root[1:] = leaf[1:] != leaf[:-1]
     above[at_root] = baseline[leaf[at_root]]
-    credit: Float64 = (values - above)[np.cumsum(begins) - 1]
-    return credit
+    credit = np.where(table.without_signal(sets)[leaf], 0.0, values - above)
+    return np.asarray(credit[np.cumsum(begins) - 1])
 
 
-def _z_scores(values: Float64, rewards: Float64, sets: Sets, options: EstimatorOptions) -> Float64:
-    """Return (v − mean)/(std + ε), std with n − 1; exactly 0 in sets whose rewards are all equal."""
+def _deviations(table: LeafTable, sets: Sets) -> Float64:
+    """Return R_i − mean over its set; exactly 0 in sets without signal."""
+    deviations = table.rewards - set_means(table.rewards, sets)[sets.of]
+    deviations[table.without_signal(sets)] = 0.0
+    return deviations
+
+
+def _z_scores(values: Float64, table: LeafTable, sets: Sets, options: EstimatorOptions) -> Float64:
+    """Return (v − mean)/(std + ε), std with n − 1; exactly 0 in sets without signal."""
     deviations = values - set_means(values, sets)[sets.of]
     spread = np.sqrt(set_sums(deviations * deviations, sets) / np.maximum(sets.sizes - 1, 1))
     scores = deviations / (spread + EPSILON)[sets.of]
-    scores[all_equal(rewards, sets)[sets.of]] = 0.0
+    scores[table.without_signal(sets)] = 0.0
     if options.singleton == "raw":
         alone = (sets.sizes == 1)[sets.of]
         scores[alone] = values[alone] / (1.0 + EPSILON)

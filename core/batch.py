@@ -188,7 +188,7 @@ def build_step(groups: Sequence[tuple[Group, Sequence[ChosenLeaf]]], settings: B
     shaped = shape(settings.shaping, table, margin=settings.shaping_margin)
     advantages = estimate(
         settings.estimator,
-        table._replace(rewards=shaped),
+        table._replace(rewards=shaped, recorded=table.rewards),
         singleton=settings.singleton,
         group_by=settings.group_by,
         user=settings.user,

@@ -57,13 +57,6 @@ class Tree(msgspec.Struct, frozen=True):
         """Return the ended nodes, void ones included, in node order."""
         return tuple(node for node in self.nodes.values() if node.answer is not None)
 
-    def open_tips(self) -> tuple[Node, ...]:
-        """Return the nodes that neither ended nor were continued, in node order."""
-        continued = {node.parent for node in self.nodes.values()}
-        return tuple(
-            node for node in self.nodes.values() if node.answer is None and node.node not in continued
-        )
-
     def path(self, node: NodeId) -> tuple[Node, ...]:
         """Return the nodes from the root down to `node`; raises FoldError when there is no such node."""
         if node not in self.nodes:

@@ -254,6 +254,7 @@ def test_a_whole_step_by_hand() -> None:
     assert batch.table.rewards.tolist() == [1.0, 0.0, -0.1, 0.2]
     assert batch.advantages.leaf.tolist() == pytest.approx([0.5, -0.5, -0.15, 0.15])
     first = batch.datums[0]
+    assert [values.dtype.str for values in first] == ["<i8", "<i8", "<f4", "<f4"]
     assert first.inputs.tolist() == [1, 2, 10, 11, 20, 21, 12, 22, 13]
     assert first.targets.tolist() == [2, 10, 11, 20, 21, 12, 22, 13, 14]
     assert first.logprobs.tolist() == np.float32([0, -0.1, -0.2, 0, 0, -0.3, 0, -0.4, -0.5]).tolist()
@@ -449,6 +450,13 @@ def test_shaping_and_user_estimators_reach_the_datums() -> None:
     assert seen == [batch.shaped.tolist()]
     assert batch.shaped.tolist() != batch.table.rewards.tolist()
     assert all(datum.advantages.max() == 1.0 for datum in batch.datums)
+
+
+def test_shaping_makes_no_signal_of_equal_rewards() -> None:
+    """A tree of four right answers sends nothing, though tree_diff tells its leaves apart."""
+    batch = build_step([bush((1.0, 1.0, 1.0, 1.0)).scored()], BatchSettings(shaping="tree_diff"))
+    assert len(set(batch.shaped.tolist())) > 1
+    assert batch.datums == ()
 
 
 @given(st.data())

@@ -22,6 +22,7 @@ from core.advantage import (
 )
 from core.arrays import Float64
 from core.errors import EstimatorError, RewardError
+from core.shaping import shape
 from core.tree import Trajectory, members
 from tests.building import Script, bush, chains
 from tests.strategies import PLAIN, steps
@@ -294,6 +295,16 @@ def test_equal_rewards_are_exactly_no_signal(name: str, reward: float, count: in
     assert not estimate(name, table).entries.any()
     on_one_tree = table._replace(tree=np.zeros(count, dtype=np.int64))
     assert not estimate(name, on_one_tree, singleton="raw").entries.any()
+
+
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_shaped_rewards_without_signal_stay_without(name: str) -> None:
+    """Equal rewards on an uneven tree get different shaped ones; their set is still worth 0."""
+    table = of_bush((1.0, 1.0, 1.0, 1.0))
+    shaped = shape("tree_diff", table)
+    assert len(set(shaped.tolist())) > 1
+    assert not estimate(name, table._replace(rewards=shaped, recorded=table.rewards)).entries.any()
+    assert estimate(name, table._replace(rewards=shaped)).entries.any()
 
 
 @pytest.mark.parametrize("name", ESTIMATORS)

@@ -40,7 +40,6 @@ def test_a_chain_of_two_turns() -> None:
     assert first.reward is None
     assert last.reward is not None
     assert tree.leaves() == (last,)
-    assert tree.open_tips() == ()
     ended = trajectory(group, 1, "0.0.1")
     assert ended.path == (first, last)
     assert (ended.outcome, ended.reward, ended.is_void) == (Outcome.ANSWERED, 1.0, False)
@@ -74,14 +73,6 @@ def test_node_order_is_by_number() -> None:
     assert [member.leaf for member in members(group, chosen)] == ["1.2.0", "1.10.0"]
 
 
-def test_open_tips_are_what_is_left_to_do() -> None:
-    """A node that neither ended nor was continued is open, with or without an observation."""
-    script = Script().turn("0.0.0", None, [4]).see("0.0.0", [5])
-    assert [node.node for node in script.group().trees[1].open_tips()] == ["0.0.0"]
-    script.turn("0.0.1", "0.0.0", [6])
-    assert [node.node for node in script.group().trees[1].open_tips()] == ["0.0.1"]
-
-
 def test_a_void_end_may_name_a_turn_that_was_never_sampled() -> None:
     """An engine fault before the first token leaves an end without a turn; it is no leaf."""
     group = (
@@ -93,7 +84,6 @@ def test_a_void_end_may_name_a_turn_that_was_never_sampled() -> None:
     )
     assert list(group.trees[2].unborn) == ["0.0.0"]
     assert group.trees[2].leaves() == ()
-    assert group.trees[2].open_tips() == ()
     assert [ended.tree for ended in trajectories(group)] == [1]
 
 
