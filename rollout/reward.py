@@ -9,24 +9,22 @@ in the place of match. `em` and `f1` are bare. `name@normaliser` chooses another
 """
 
 import hashlib
-import importlib
 import inspect
 import math
 import sys
 from collections.abc import Callable, Collection
-from pathlib import Path
-from types import ModuleType
 from typing import NamedTuple
 
 import msgspec
 
 from core.config import RewardSettings
-from core.errors import CodeNotAllowed, ConfigError, RewardError
+from core.errors import ConfigError, RewardError
 from core.events import Outcome
 from core.tree import Trajectory
 from rollout import normalise
 from rollout.normalise import Rule, exact_match, f1, get_rule
 from rollout.structure import found_reference, well_structured
+from rollout.usercode import load_function
 
 BAD_FORMAT = -0.1
 VERSION = "1"
@@ -189,28 +187,10 @@ def _builtin_digest() -> str:
 
 
 def _user_scorer(spec: str, allow_code: Collection[str]) -> Scorer:
-    if spec not in allow_code:
-        raise CodeNotAllowed(
-            f"scorer {spec!r} is code of your own, which is imported only if allowed: add --allow-code {spec}"
-        )
-    module_name, _, name = spec.partition(":")
-    module = _import(module_name, spec)
-    function = getattr(module, name, None)
-    if not callable(function):
-        raise ConfigError(f"scorer {spec!r}: module {module_name!r} has no function {name!r}")
+    function = load_function(spec, allow_code)
+    module = sys.modules[spec.partition(":")[0]]
     digest = hashlib.sha256(inspect.getsource(module).encode()).hexdigest()
     return Scorer(spec, VERSION, digest, _wrap(spec, function))
-
-
-def _import(module_name: str, spec: str) -> ModuleType:
-    """Import a module from the path or, as `python cli.py` would find it, from the current directory."""
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.append(here)
-    try:
-        return importlib.import_module(module_name)
-    except ImportError as error:
-        raise ConfigError(f"scorer {spec!r}: cannot import {module_name!r}: {error}") from error
 
 
 def _wrap(spec: str, function: Callable[[Trajectory], object]) -> ScoreFunction:

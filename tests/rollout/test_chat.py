@@ -3,6 +3,7 @@
 import unicodedata
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -349,6 +350,16 @@ def test_history_is_kept_or_rewritten_as_asked() -> None:
     assert stable.after_observation(sampled, plain_block("x"), question="?", past=past).prompt_reset is None
 
 
+class Engine(NamedTuple):
+    """What an environment asks of an engine session."""
+
+    name: str
+
+    def tokenizer(self) -> object:
+        """Return the tokenizer."""
+        return tokenizer(self.name)
+
+
 @pytest.mark.parametrize(("history", "resets"), [("keep", False), ("rewrite", True)])
 def test_the_setting_reaches_the_chat(tmp_path: Path, history: str, resets: bool) -> None:
     """rollout.history decides whether a Qwen3 run starts a new segment after each result."""
@@ -363,7 +374,7 @@ def test_the_setting_reaches_the_chat(tmp_path: Path, history: str, resets: bool
             "tools": {"search": {"backend": "none"}},
         }
     )
-    talk = build_environment(config, tokenizer("qwen3"), tmp_path).chat
+    talk = build_environment(config, Engine("qwen3"), tmp_path).chat
     past = [Exchange("turn", "")]
     rendered = talk.after_observation(np.array([1]), plain_block("x"), question="?", past=past)
     assert (rendered.prompt_reset is not None) == resets
