@@ -173,6 +173,10 @@ class StepBatch(NamedTuple):
     """Datum indices per micro-batch, in sending order; empty when the step has no signal."""
     stats: StepStats
 
+    def shaped_table(self) -> LeafTable:
+        """Return the table as the estimator saw it, from which any other estimator may start."""
+        return self.table._replace(rewards=self.shaped, recorded=self.table.rewards)
+
     def digests(self) -> tuple[str, ...]:
         """Return the SHA-256 hex of every datum."""
         return tuple(datum_digest(datum) for datum in self.datums)

@@ -72,7 +72,7 @@ def advantages(batch: StepBatch, rebuilt: Rebuilt, name: str, user: Estimator | 
     settings = rebuilt.recipe.settings
     return estimate(
         name,
-        batch.table._replace(rewards=batch.shaped),
+        batch.shaped_table(),
         singleton=settings.singleton,
         group_by=settings.group_by,
         user=user,

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from core.advantage import estimate
 from core.arrays import Float64
 from core.batch import (
     BatchSettings,
@@ -457,6 +458,7 @@ def test_shaping_makes_no_signal_of_equal_rewards() -> None:
     batch = build_step([bush((1.0, 1.0, 1.0, 1.0)).scored()], BatchSettings(shaping="tree_diff"))
     assert len(set(batch.shaped.tolist())) > 1
     assert batch.datums == ()
+    assert not estimate("tree_intra", batch.shaped_table()).leaf.any()
 
 
 @given(st.data())
