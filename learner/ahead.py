@@ -9,8 +9,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
 
 from core.errors import RolltapeError
-from learner.batch import Recipe, Taken, fetch
-from learner.rebuild import Rebuilt, derive
+from learner.batch import Recipe, Taken, assemble, fetch, step_digest
+from learner.rebuild import Rebuilt
 from learner.step import Prepared, prepare_batch
 from store.ports import GroupFate, GroupRow, Groups
 
@@ -25,8 +25,11 @@ class Draft(NamedTuple):
 
 def make_draft(taken: Sequence[Taken], recipe: Recipe) -> Draft:
     """Return the step of these groups; raises FoldError, RewardError or EstimatorError."""
-    rebuilt = derive(list(taken), recipe)
-    return Draft(tuple(one.group.uid for one in taken), rebuilt, prepare_batch(rebuilt.batch))
+    batch = assemble(taken, recipe.settings)
+    prepared = prepare_batch(batch)
+    digest = step_digest(batch, prepared.digests, recipe)
+    rebuilt = Rebuilt(tuple(taken), batch, prepared.digests, recipe, digest)
+    return Draft(tuple(one.group.uid for one in taken), rebuilt, prepared)
 
 
 class Ahead:

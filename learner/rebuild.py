@@ -20,7 +20,7 @@ class Rebuilt(NamedTuple):
     taken: tuple[Taken, ...]
     batch: StepBatch
     digests: tuple[str, ...]
-    """SHA-256 hex per datum, of arrays that never saw the SDK."""
+    """SHA-256 hex per datum: in replay of arrays that never saw the SDK, in the learner of what it sends."""
     recipe: Recipe
     batch_digest: str
 
