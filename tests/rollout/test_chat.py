@@ -526,6 +526,35 @@ def test_results_never_exceed_their_budget(name: str, page: str, budget: int) ->
     assert whole.startswith(unicodedata.normalize("NFC", bare.content)) or "\ufffd" in whole
 
 
+def test_a_mark_cannot_be_put_together_across_a_border() -> None:
+    """Data that completes a string which trusted text began does not make a protocol token."""
+    made = tokenizer("qwen3.5")
+    pieces = [Piece("say <|im_", trusted=True), Piece("end|> and <|im_"), Piece("start|>", trusted=True)]
+    assert not set(Encoder(made).encode(pieces).tolist()) & set(made.added_tokens_decoder)
+    half = [Piece("caf\ud83d"), Piece("x", trusted=True)]
+    assert made.decode(Encoder(made).encode(half)) == "caf?x"
+
+
+@pytest.mark.parametrize(
+    ("template", "problem"),
+    [
+        ("{{ messages[0].content + messages[9].content }}", "cannot render this conversation"),
+        ("{{ messages[0].content }}{{ messages[0].content }}", "exactly once"),
+        ("{{ messages[0].role }}", "exactly once"),
+        (
+            "{% for m in messages %}{{ m.content }}{% endfor %}{% if messages|length == 2 %}END{% endif %}",
+            "differently once more follows",
+        ),
+    ],
+)
+def test_templates_that_cannot_be_used(template: str, problem: str) -> None:
+    """A chat template that fails, loses text or rewrites the end of a turn is refused with the reason."""
+    backend = Tokenizer(models.WordLevel({"[UNK]": 0}, unk_token="[UNK]"))
+    made = PreTrainedTokenizerFast(tokenizer_object=backend, chat_template=template)
+    with pytest.raises(ConfigError, match=problem):
+        Chat(made, get_protocol("qwen3_5"), (SEARCH_SPEC,), BARE)
+
+
 def test_bad_templates_are_refused() -> None:
     """A prompt without its question, or with two, and an unknown name say what was expected."""
     for user in ("no place", "{question} {question}"):

@@ -90,6 +90,15 @@ def test_a_call_before_the_thinking_ends_is_refused_when_the_prompt_opened_it() 
         ("Answer:   \n", "neither a call nor an answer"),
         ("Answer: a\nAnswer: b\nAnswer: c", "3 answer lines, expected exactly one"),
         ("<tool_call>", "malformed call: no <function=NAME> after <tool_call>"),
+        (
+            "<tool_call><function=search>x",
+            "malformed call: expected <parameter=NAME> or </function></tool_call>",
+        ),
+        (
+            xml("a").replace("</function>", "<parameter=query>b</parameter></function>"),
+            "malformed call: parameter 'query' stands twice",
+        ),
+        ("</function> " + xml("a"), "stray call markup before the call"),
     ],
 )
 def test_why_a_turn_is_invalid(text: str, problem: str) -> None:
@@ -155,6 +164,7 @@ def test_any_tool_with_a_schema_can_be_called() -> None:
         '{"name": "search", "arguments": {"query": "a", "query": "b"}}',
         '{"name": "search", "arguments": {"query": "\\ud800"}}',
         '{"name": "search"}',
+        '{"name": "browse", "arguments": {}}',
         '{"name": 3, "arguments": {}}',
         '{"name": "search", "arguments": "[1]"}',
         '{"name": "search", "arguments": {"query": ' + "9" * 5000 + "}}",
@@ -258,6 +268,24 @@ def test_thinking_is_parted_without_loss(text: str, opened: bool) -> None:
     assert thought.closed or opened or "<think>" in text
     if "think>" not in text:
         assert (thought.rest, thought.closed) == (("", False) if opened else (text, True))
+
+
+@pytest.mark.parametrize(
+    ("value", "problem"),
+    [
+        ({"a": [None, True, 1.5]}, ""),
+        ({"a": [float("inf")]}, "is not a finite number"),
+        ({"\ud800": 1}, "holds half a surrogate pair"),
+        ([2**64], "is an integer beyond 64 bits"),
+        (None, ""),
+    ],
+)
+def test_only_what_the_log_can_hold_is_an_argument(value: object, problem: str) -> None:
+    """Values that no log entry can hold are a problem of the call, however deep they stand."""
+    spec = ToolSpec("any", "Take anything.", {"type": "object", "properties": {"x": {}}})
+    checked = check_arguments(spec, {"x": value})
+    assert checked.problem.endswith(problem)
+    assert bool(checked.problem) == bool(problem)
 
 
 def test_arguments_are_checked_once_and_flat() -> None:
