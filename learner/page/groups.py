@@ -25,6 +25,15 @@ class Shown(NamedTuple):
     block: GroupBlock
 
 
+class _Told(NamedTuple):
+    """What a group's parts are made from."""
+
+    taken: Taken
+    step: int
+    derived: Derived | None
+    inks: Inks
+
+
 class _Grown(NamedTuple):
     """One tree with the leaves that fit: its nodes, parents first, and where each one is."""
 
@@ -35,23 +44,22 @@ class _Grown(NamedTuple):
 
 def show_group(taken: Taken, step: int, derived: Derived | None, inks: Inks, leaves: int) -> Shown:
     """Return a step's group with at most `leaves` of its ended leaves, the first in (tree, node) order."""
+    told = _Told(taken, step, derived, inks)
     group = taken.group
     grown = list(_grow(group, leaves))
-    blocks = [_tree_block(group, one, derived, inks) for one in grown]
-    cards = [card for place, one in enumerate(grown) for card in _cards(group, place, one, derived)]
-    total = sum(len(tree.leaves()) for tree in group.trees.values())
+    cards = [card for place, one in enumerate(grown) for card in _cards(told, place, one)]
     prompt = pack(group.asked.prompt, inks)
     block = GroupBlock(
         uid=group.uid,
         prompt=prompt.text,
         prompt_cut=prompt.cut,
         prompt_count=prompt.total,
-        trees=blocks,
-        members=_members(group, cards, grown, derived),
+        trees=[_tree_block(told, one) for one in grown],
+        members=_members(told, cards, grown),
         kl_beta=derived.settings.kl_beta if derived else 0.0,
         params=_params(group),
     )
-    return Shown(_group_card(taken, step, derived, cards, total), block)
+    return Shown(_group_card(told, cards), block)
 
 
 def _grow(group: Group, leaves: int) -> Iterator[_Grown]:
@@ -78,23 +86,25 @@ def _preorder(tree: Tree) -> Iterator[Node]:
         waiting.extend(reversed(below.get(node.node, [])))
 
 
-def _tree_block(group: Group, grown: _Grown, derived: Derived | None, inks: Inks) -> TreeBlock:
-    blocks = []
+def _tree_block(told: _Told, grown: _Grown) -> TreeBlock:
+    derived, blocks = told.derived, []
     for node in grown.nodes:
         parent = -1 if node.parent is None else grown.places[node.parent]
-        credit = derived.nodes.get((group.uid, grown.tree.index, node.node)) if derived else None
+        key: LeafKey = (told.taken.group.uid, grown.tree.index, node.node)
+        credit = derived.nodes.get(key) if derived else None
         kl = derived is not None and derived.settings.kl_beta > 0
-        blocks.append(node_block(node, (parent, node.turn), credit, inks, kl))
+        blocks.append(node_block(node, (parent, node.turn), credit, told.inks, kl))
     unborn = [
-        (str(node), ended.outcome.value, cut(ended.detail, inks.limits.text))
+        (str(node), ended.outcome.value, cut(ended.detail, told.inks.limits.text))
         for node, ended in grown.tree.unborn.items()
     ]
     return TreeBlock(index=grown.tree.index, nodes=blocks, unborn=unborn)
 
 
-def _cards(group: Group, place: int, grown: _Grown, derived: Derived | None) -> Iterator[LeafCard]:
+def _cards(told: _Told, place: int, grown: _Grown) -> Iterator[LeafCard]:
     for node in grown.nodes:
         if node.answer is not None:
+            key: LeafKey = (told.taken.group.uid, grown.tree.index, node.node)
             yield LeafCard(
                 tree=place,
                 node=grown.places[node.node],
@@ -102,31 +112,27 @@ def _cards(group: Group, place: int, grown: _Grown, derived: Derived | None) -> 
                 reward=node.reward.value if node.reward else None,
                 outcome=node.answer.outcome.value,
                 answer=cut(node.answer.answer or "", NAME),
-                advantage=derived.advantage((group.uid, grown.tree.index, node.node)) if derived else None,
+                advantage=told.derived.advantage(key) if told.derived else None,
             )
 
 
-def _members(
-    group: Group, cards: Sequence[LeafCard], grown: Sequence[_Grown], derived: Derived | None
-) -> list[MemberBlock]:
-    if derived is None:
+def _members(told: _Told, cards: Sequence[LeafCard], grown: Sequence[_Grown]) -> list[MemberBlock]:
+    if told.derived is None:
         return []
     result = []
     for card in cards:
         one = grown[card.tree]
-        key: LeafKey = (group.uid, one.tree.index, one.nodes[card.node].node)
-        if key in derived.positions:
-            result.append(member_block(derived, key, (card.tree, card.node)))
+        key: LeafKey = (told.taken.group.uid, one.tree.index, one.nodes[card.node].node)
+        if key in told.derived.positions:
+            result.append(member_block(told.derived, key, (card.tree, card.node)))
     return result
 
 
-def _group_card(
-    taken: Taken, step: int, derived: Derived | None, cards: list[LeafCard], total: int
-) -> GroupCard:
-    asked = taken.group.asked
+def _group_card(told: _Told, cards: list[LeafCard]) -> GroupCard:
+    group, asked = told.taken.group, told.taken.group.asked
     rewards = [
         float(member.reward)
-        for member in (derived.batch.members if derived else ())
+        for member in (told.derived.batch.members if told.derived else ())
         if member.group.uid == asked.uid and member.reward is not None
     ]
     mean = fsum(rewards) / len(rewards) if rewards else None
@@ -135,8 +141,8 @@ def _group_card(
         std = sqrt(fsum((reward - mean) ** 2 for reward in rewards) / (len(rewards) - 1))
     return GroupCard(
         uid=asked.uid,
-        step=step,
-        question=cut(asked.question, CARD_TEXT),
+        step=told.step,
+        question=cut(asked.question, min(CARD_TEXT, told.inks.limits.text)),
         references=[cut(reference, NAME) for reference in asked.references[:20]],
         source=cut(asked.data_source, NAME),
         example=cut(asked.example_id, NAME),
@@ -144,9 +150,9 @@ def _group_card(
         leaves=cards,
         mean=mean,
         std=std,
-        staleness=step - taken.opened_at_step,
+        staleness=told.step - told.taken.opened_at_step,
         policy_version=asked.policy_version,
-        hidden_leaves=total - len(cards),
+        hidden_leaves=sum(len(tree.leaves()) for tree in group.trees.values()) - len(cards),
     )
 
 

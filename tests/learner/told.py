@@ -12,6 +12,7 @@ import engine.embedded
 from core.arrays import pack_logprobs, pack_tokens
 from core.config import LearnerSettings
 from core.events import (
+    VOID_OUTCOMES,
     Answered,
     GroupAsked,
     NodesChosen,
@@ -149,12 +150,19 @@ class Teller:
         answer = self.texts.answer if right else str(self.rng.choice(PEOPLE[1:]))
         text = f"Answer: {answer}" if outcome is Outcome.ANSWERED else answer
         self.sample(tree, node, parent, text + "<|im_end|>")
-        void = outcome in {Outcome.VOID_TOOL, Outcome.VOID_ENGINE, Outcome.CANCELLED}
         given = answer if outcome is Outcome.ANSWERED else None
         self.records.append((tree, Answered(leaf=node, outcome=outcome, answer=given, text=text)))
-        if void:
-            return
-        value = (1.0 if right else 0.0) if outcome is Outcome.ANSWERED else -0.1
+        if outcome not in VOID_OUTCOMES:
+            self.score(tree, node, (1.0 if right else 0.0) if given is not None else -0.1)
+
+    def finish(self, tree: int, node: str, value: float) -> None:
+        """End a trajectory at a turn that was sampled, with this reward."""
+        ended = Answered(leaf=node, outcome=Outcome.ANSWERED, answer=self.texts.answer, text="")
+        self.records.append((tree, ended))
+        self.score(tree, node, value)
+
+    def score(self, tree: int, node: str, value: float) -> None:
+        """Score a leaf."""
         components = {"exact_match": float(value == 1.0), "format": float(value >= 0)}
         self.records.append(
             (
