@@ -6,8 +6,10 @@ test compares the two. Digests are computed back from the finished objects: they
 was given, not what we meant to give it.
 """
 
+import contextlib
+import gc
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -43,8 +45,21 @@ class EngineReport(NamedTuple):
 
 def prepare(datums: Sequence[DatumArrays]) -> PreparedBatch:
     """Return the SDK's objects and the digest of each. Arrays are int64 / float32 of one length."""
-    built = [build(datum) for datum in datums]
+    with _no_collection():
+        built = [build(datum) for datum in datums]
     return PreparedBatch(built, [datum_digest(arrays_of(datum)) for datum in built])
+
+
+@contextlib.contextmanager
+def _no_collection() -> Iterator[None]:
+    """Keep the garbage collector from walking the lists being made: a third of the time, for nothing."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def build(arrays: DatumArrays) -> pytrio.Datum:
@@ -100,9 +115,17 @@ def _floats(values: Float32) -> list[float]:
 def arrays_of(datum: pytrio.Datum) -> DatumArrays:
     """Return the arrays inside a finished `pytrio.Datum`, read-only."""
     inputs = datum.loss_fn_inputs
+    tokens: list[int] = datum.model_input.to_ints()
+    targets = inputs["target_tokens"].data
+    if tokens[1:] == targets[:-1]:
+        # As nearly always: packed once, with the one token that only the targets have.
+        whole = _packed([*tokens, *targets[-1:]], "q", np.int64)
+        moved, kept = whole[1:], whole[:-1]
+    else:
+        kept, moved = _packed(tokens, "q", np.int64), _packed(targets, "q", np.int64)
     return DatumArrays(
-        inputs=_packed(datum.model_input.to_ints(), "q", np.int64),
-        targets=_packed(inputs["target_tokens"].data, "q", np.int64),
+        inputs=kept,
+        targets=moved,
         logprobs=_packed(inputs["logprobs"].data, "f", np.float32),
         advantages=_packed(inputs["advantages"].data, "f", np.float32),
     )
