@@ -92,9 +92,9 @@ class Worker:
                 if not self._open_groups:
                     self._voice.say(f"no more groups are opened: {spent}")
                     return Ending.BUDGET
-                await self._wait(seen, spent, LOOK_AGAIN)
+                await self._wait(seen, "the last groups", LOOK_AGAIN)
             elif rest > 0:
-                await self._wait(seen, f"{self._failures} groups in a row failed", rest)
+                await self._wait(seen, f"a rest after {self._failures} failed groups", rest)
             elif self._open_trees >= self._bounds.concurrency:
                 await self._wait(seen, "", LOOK_AGAIN)
             else:
