@@ -5,6 +5,7 @@ set and used under one lock. For the embedded kind nothing leaves this machine: 
 loopback bypasses proxies, and the SDK's files lie in the run directory, not in ~/.pytrio.
 """
 
+import contextlib
 import os
 import sys
 import threading
@@ -55,16 +56,15 @@ def open_embedded(settings: EngineSettings, run_dir: Path) -> Connection:
     stay_on_this_machine()
     address, users = launch.join(run_dir)
     folder = launch.engine_folder(run_dir)
-    watch = Watch(folder, address)
-    try:
+    with contextlib.ExitStack() as undo:
+        undo.callback(os.close, users)
+        watch = Watch(folder, address)
+        undo.callback(watch.close)
         _check_model(settings.base_model, address)
         with _configuring:
             point_at_engine(folder, address, settings.request_timeout)
             service = _open_service(watch)
-    except BaseException:
-        watch.close()
-        os.close(users)
-        raise
+        undo.pop_all()
     return Connection(service, watch, address.model, address.fingerprint, address.model_folder, users)
 
 

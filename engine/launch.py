@@ -76,8 +76,9 @@ def join(run_dir: Path, *, start_seconds: float = START_SECONDS) -> Joined:
     except OSError as exc:
         raise EngineError(f"cannot make the engine's folder {str(folder)!r}: {exc}") from exc
     deadline = time.monotonic() + start_seconds
-    users = locks.open_lock(folder / locks.USERS)
-    try:
+    with contextlib.ExitStack() as undo:
+        users = locks.open_lock(folder / locks.USERS)
+        undo.callback(os.close, users)
         _take(users, exclusive=False, deadline=deadline, what=folder / locks.USERS)
         with _starting(folder, deadline):
             address = _live_address(folder)
@@ -86,9 +87,7 @@ def join(run_dir: Path, *, start_seconds: float = START_SECONDS) -> Joined:
                 if not locks.is_held(folder / locks.LOCK):
                     pid = spawn(folder, idle_seconds=idle_seconds())
                 address = _wait_for_address(folder, pid, deadline)
-    except BaseException:
-        os.close(users)
-        raise
+        undo.pop_all()
     return Joined(address, users)
 
 

@@ -5,7 +5,7 @@ import math
 import numpy as np
 
 from engine.embedded.calls import AdamParams, InputError
-from engine.embedded.model import Weights
+from engine.embedded.model import Array, Weights
 
 
 def check_params(params: AdamParams) -> None:
@@ -38,7 +38,7 @@ class AdamW:
     def step(self, tensors: Weights, grads: Weights, params: AdamParams) -> dict[str, float]:
         """Update `tensors` in place; returns grad_norm (before clipping) and update_norm.
 
-        Raises InputError, with nothing changed, if the gradient is not finite.
+        Raises InputError, with nothing changed, if the gradient or the update is not finite.
         """
         grad_norm = global_norm(grads)
         if not math.isfinite(grad_norm):
@@ -46,17 +46,24 @@ class AdamW:
         clip = 1.0
         if 0 < params.grad_clip_norm < grad_norm:
             clip = params.grad_clip_norm / grad_norm
-        self.step_count += 1
         rate = params.learning_rate
-        bias1 = 1 - params.beta1**self.step_count
-        bias2 = 1 - params.beta2**self.step_count
+        bias1 = 1 - params.beta1 ** (self.step_count + 1)
+        bias2 = 1 - params.beta2 ** (self.step_count + 1)
+        moments: dict[str, tuple[Array, Array]] = {}
         updates: Weights = {}
+        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+            for name, x in tensors.items():
+                grad = grads[name] * x.dtype.type(clip)
+                first = self.first[name] + (1 - params.beta1) * (grad - self.first[name])
+                second = self.second[name] + (1 - params.beta2) * (grad * grad - self.second[name])
+                direction = (first / bias1) / (np.sqrt(second / bias2) + params.eps)
+                updates[name] = (-rate * (direction + params.weight_decay * x)).astype(x.dtype)
+                moments[name] = first, second
+            finite = all(np.isfinite(x + updates[name]).all() for name, x in tensors.items())
+        if not finite:
+            raise InputError(f"the update is not finite with {params!r}: nothing was updated")
+        self.step_count += 1
         for name, x in tensors.items():
-            grad = grads[name] * x.dtype.type(clip)
-            first, second = self.first[name], self.second[name]
-            first += (1 - params.beta1) * (grad - first)
-            second += (1 - params.beta2) * (grad * grad - second)
-            direction = (first / bias1) / (np.sqrt(second / bias2) + params.eps)
-            updates[name] = (-rate * (direction + params.weight_decay * x)).astype(x.dtype)
+            self.first[name], self.second[name] = moments[name]
             np.add(x, updates[name], out=x)
         return {"grad_norm": grad_norm, "update_norm": global_norm(updates)}

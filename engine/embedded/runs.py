@@ -137,7 +137,7 @@ class TrainingRun:
     def _finish(self, event: Event, done: "asyncio.Future[None]") -> None:
         """Wake whoever waits; a fault that nobody foresaw becomes a failed event, and is logged."""
         if event.answer is None:
-            logger.error("%s failed", event.kind, exc_info=done.exception())
+            logger.error("%s failed: %r", event.kind, done.exception())
             message = f"the engine failed on {event.kind}; its log (engine.log) says why"
             event.answer = _failed(event, "engine_fault", message, Usage())
         event.done.set()

@@ -127,6 +127,8 @@ class SamplerModel:
 
     def _advance(self, rows: Sequence[_Row], logits: Array) -> None:
         """Choose the next token of every unfinished row from its logits [R, V]."""
+        if not np.isfinite(logits).all():
+            raise InputError("these weights give logits that are not finite: their training diverged")
         logprobs = log_softmax(logits)
         for row, own_logits, own_logprobs in zip(rows, logits, logprobs, strict=True):
             if row.stop_reason is None:

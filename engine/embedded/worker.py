@@ -122,35 +122,34 @@ class Worker:
 
     def _sample_batch(self, batch: list[SampleJob]) -> None:
         weights = batch[0].weights
-        try:
-            results = self._sample(weights, [job.request for job in batch])
-        except (InputError, Refused) as exc:
-            if len(batch) == 1:
-                self._post(batch[0].future, None, exc)
-                return
+        results, fault = attempt(lambda: self._sample(weights, [job.request for job in batch]))
+        if results is not None:
+            for job, result in zip(batch, results, strict=True):
+                self._post(job.future, result, None)
+        elif len(batch) > 1 and isinstance(fault, InputError | Refused):
             # One bad request must not fail its neighbours.
             for job in batch:
                 self._sample_batch([job])
-        except Exception as exc:  # the thread must outlive any fault in a request
-            logger.exception("sampling failed")
-            for job in batch:
-                self._post(job.future, None, exc)
         else:
-            for job, result in zip(batch, results, strict=True):
-                self._post(job.future, result, None)
+            for job in batch:
+                self._post(job.future, None, fault)
 
     def _settle(self, future: "asyncio.Future[T]", work: Callable[[], T]) -> None:
-        if future.cancelled():
-            return
-        try:
-            result = work()
-        except Exception as exc:  # noqa: BLE001 - the thread must outlive any fault in an event
-            self._post(future, None, exc)
-        else:
-            self._post(future, result, None)
+        if not future.cancelled():
+            self._post(future, *attempt(work))
 
     def _post(self, future: "asyncio.Future[T]", result: T | None, exc: Exception | None) -> None:
         self._loop.call_soon_threadsafe(_resolve, future, result, exc)
+
+
+def attempt(work: Callable[[], T]) -> tuple[T | None, Exception | None]:
+    """Return what `work` returns, or its exception: the thread must outlive any fault in a job."""
+    try:
+        return work(), None
+    except Exception as exc:  # logged where it is not one that a request can cause
+        if not isinstance(exc, InputError | Refused):
+            logger.exception("a job failed")
+        return None, exc
 
 
 def _resolve(future: "asyncio.Future[Any]", result: object, exc: Exception | None) -> None:

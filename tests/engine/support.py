@@ -132,6 +132,11 @@ class Events:
             answer = self.wire.send("GET", path, headers={"Prefer": "wait=20"})
         return answer
 
+    def restart(self) -> None:
+        """Go on with a new training run."""
+        self.training_run, self.index, self.step = self.wire.open_run(), 1, 0
+        assert self.init().body["status"] == "succeeded"
+
     def init(self) -> Answer:
         """Give the run its weights."""
         lora = {"rank": 4, "train_mlp": True, "train_attn": True, "train_unembed": True, "seed": 1}

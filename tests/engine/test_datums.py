@@ -14,6 +14,9 @@ from core.datum import DatumArrays, datum_digest
 from core.digests import payload_digest
 from engine.datums import arrays_of, build, engine_digest, prepare
 
+# Threads of the SDK, left by other tests of the process, draw their retry jitter from `random`.
+pytestmark = pytest.mark.filterwarnings("ignore:Do not use the `random` module")
+
 TOKEN = st.integers(0, 2**31 - 1)
 FLOATS = st.floats(width=32, allow_nan=False, allow_infinity=False)
 

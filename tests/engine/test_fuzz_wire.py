@@ -15,6 +15,9 @@ from hypothesis import strategies as st
 from engine import launch
 from tests.engine.support import Events, Wire, forward_payload
 
+# Threads of the SDK, left by other tests of the process, draw their retry jitter from `random`.
+pytestmark = pytest.mark.filterwarnings("ignore:Do not use the `random` module")
+
 API = "/api/openapi/v1"
 FUZZ = settings(
     max_examples=120,
@@ -137,7 +140,11 @@ def test_spoiled_payloads(events: Events, data: st.DataObject, kind: str) -> Non
     check(answer.status)
     if answer.status == 200 and answer.body["status"] == "failed":
         assert answer.body["error"]["code"] != "engine_fault", answer.body
-    assert events.post("trainer.forward", forward_payload(3)).body["status"] == "succeeded"
+    after = events.post("trainer.forward", forward_payload(3))
+    if after.body["status"] == "failed":
+        # An absurd learning rate is the caller's right; the weights it leads to can then be useless.
+        assert (kind, after.body["error"]["code"]) == ("optimize_step", "invalid_input"), after.body
+        events.restart()
 
 
 @FUZZ
@@ -230,3 +237,23 @@ def test_numbers_beyond_reason(wire: Wire, value: float, loss: str) -> None:
     check(sequence.post("trainer.optimize_step", {"adam_params": ADAM}).status)
     after = sequence.post("trainer.forward", forward_payload(3))
     assert after.body["status"] == "succeeded", after.body
+
+
+def test_diverged_weights_fail_in_words(wire: Wire) -> None:
+    """A learning rate beyond reason leads to weights that can be saved but neither trained nor sampled."""
+    sequence = Events(wire, wire.open_run())
+    sequence.init()
+    sequence.post("trainer.forward_backward", forward_payload(3))
+    sequence.post("trainer.optimize_step", {"adam_params": ADAM | {"learning_rate": 1e20}})
+    forward = sequence.post("trainer.forward", forward_payload(3))
+    assert "not finite" in forward.body["error"]["message"]
+    saved = sequence.post("trainer.save_weights", {"name": "w"}).body["result"]["checkpoint"]
+    session = wire.json("POST", f"{API}/service-sessions", {"sdk_version": "t"}).body
+    path = f"{API}/service-sessions/{session['service_session_cuid']}/sampling-runs"
+    asked = {"base_model": "rolltape/tiny", "source_checkpoint_uri": saved["uri"]}
+    run = wire.json("POST", path, asked).body
+    answer = wire.json("POST", f"/v1/sampling-runs/{run['sampling_run_cuid']}/sample", SAMPLE)
+    assert (answer.status, answer.body["code"]) == (400, "invalid_input")
+    assert "diverged" in answer.body["message"]
+    refused = sequence.post("trainer.optimize_step", {"adam_params": ADAM | {"learning_rate": 1e39}})
+    assert "nothing was updated" in refused.body["error"]["message"]
