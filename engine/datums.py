@@ -47,7 +47,7 @@ def prepare(datums: Sequence[DatumArrays]) -> PreparedBatch:
     """Return the SDK's objects and the digest of each. Arrays are int64 / float32 of one length."""
     with _no_collection():
         built = [build(datum) for datum in datums]
-    return PreparedBatch(built, [datum_digest(arrays_of(datum)) for datum in built])
+        return PreparedBatch(built, [datum_digest(arrays_of(datum)) for datum in built])
 
 
 @contextlib.contextmanager
