@@ -27,8 +27,10 @@ from store.ports import GroupFate, GroupRow, RunState
 
 __all__ = ["show_group", "show_run", "show_trajectory"]
 
-NEWEST_STEPS: Final = 12
-NEWEST_GROUPS: Final = 14
+NEWEST: Final = 14
+"""Steps, and tickets, that are listed."""
+OTHER_LINES: Final = 14
+"""Lines of a followed view besides its steps and groups."""
 QUESTION_WIDTH: Final = 60
 POLL_SECONDS: Final = 1.0
 """Open groups grow without a journal entry, so a followed view is drawn at least this often."""
@@ -56,15 +58,16 @@ def show_run(log: Log, console: Console, *, follow: bool) -> None:
     if not follow:
         console.print(run_view(watch.look()))
         return
-    seen = watch.look()
-    with Live(run_view(seen), console=console, auto_refresh=False, vertical_overflow="visible") as live:
-        try:
+    try:
+        seen = watch.look()
+        rows = max(2, min(NEWEST, (console.height - OTHER_LINES) // 2))
+        with Live(run_view(seen, rows), console=console, auto_refresh=False) as live:
             while not _is_over(seen.state):
                 log.journal.wait_sync(seen.state.journal_length, POLL_SECONDS)
                 seen = watch.look()
-                live.update(run_view(seen), refresh=True)
-        except KeyboardInterrupt:
-            console.print("no longer following; the run goes on")
+                live.update(run_view(seen, rows), refresh=True)
+    except KeyboardInterrupt:
+        console.print("no longer following; the run goes on")
 
 
 class _Watch:
@@ -93,7 +96,7 @@ class _Watch:
         return Seen(opened, state, self._commits, books(self._log), list(self._groups(state)))
 
     def _groups(self, state: RunState) -> Iterator[tuple[GroupRow, Text]]:
-        for row in self._log.group_rows(start_ticket=max(0, state.next_ticket - NEWEST_GROUPS)):
+        for row in self._log.group_rows(start_ticket=max(0, state.next_ticket - NEWEST)):
             records = self._log.groups.fetch(row.uid).records
             if not records:
                 yield row, Text("nothing recorded yet", style="dim")
@@ -107,13 +110,13 @@ def _is_over(state: RunState) -> bool:
     return state.max_steps is not None and state.committed_steps >= state.max_steps
 
 
-def run_view(seen: Seen) -> RenderableType:
-    """Return what is printed of a run."""
+def run_view(seen: Seen, rows: int = NEWEST) -> RenderableType:
+    """Return what is printed of a run, with at most `rows` of its newest steps and groups."""
     parts: list[RenderableType] = [_headline(seen), Padding(_curves(seen.commits), (1, 0, 0, 0))]
     if seen.commits:
-        parts.append(Padding(_steps(seen.commits[-NEWEST_STEPS:]), (1, 0, 0, 0)))
+        parts.append(Padding(_steps(seen.commits[-rows:]), (1, 0, 0, 0)))
     if seen.groups:
-        parts.append(Padding(_groups(seen.groups), (1, 0, 0, 0)))
+        parts.append(Padding(_groups(seen.groups[-rows:]), (1, 0, 0, 0)))
     return Group(*parts)
 
 
