@@ -21,8 +21,7 @@ class Watch:
         self._journal = journal
         self._news = anyio.Event()
         self._guarded: dict[str, tuple[int, anyio.CancelScope]] = {}
-        for record in journal.read():
-            self._take(record.index, record.event)
+        self.catch_up()
 
     def __repr__(self) -> str:
         return f"<Watch of {self.length} records, {len(self._guarded)} groups guarded>"
@@ -32,6 +31,11 @@ class Watch:
         async for record in self._journal.follow(self.length):
             self._take(record.index, record.event)
             self.wake()
+
+    def catch_up(self) -> None:
+        """Take in what is there now, without waiting to be told."""
+        for record in self._journal.read(self.length):
+            self._take(record.index, record.event)
 
     def wake(self) -> None:
         """Tell whoever waits for news that something happened."""
@@ -62,6 +66,8 @@ class Watch:
                 del self._guarded[claim.uid]
 
     def _take(self, index: int, event: JournalEvent) -> None:
+        if index < self.length:
+            return
         self.spent = add(self.spent, event)
         self.length = index + 1
         if isinstance(event, GroupAdopted | GroupClosed | GroupAborted) and event.uid in self._guarded:

@@ -86,6 +86,7 @@ class Worker:
         """Claim groups, or wait for something to happen, until there is nothing left to do."""
         while True:
             seen = self._watch.ticks
+            self._watch.catch_up()
             spent = exceeded(self._watch.spent, self._bounds.budget)
             rest = self._resting_until - time.monotonic()
             if spent:

@@ -49,12 +49,14 @@ class Heard:
         self.progress = Progress()
         self.notices: list[str] = []
         self.calls = 0
+        self.most_open = 0
 
     def voice(self) -> Voice:
         """Return the voice that tells it here."""
 
         def notify(progress: Progress) -> None:
             self.calls += 1
+            self.most_open = max(self.most_open, progress.trajectories_open)
 
         return Voice(self.progress, notify, self.notices.append)
 
@@ -389,11 +391,12 @@ def test_too_long_prompts_are_given_up_at_once(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("limit", [1, 4, 20])
 def test_concurrency_is_bounded(tmp_path: Path, limit: int) -> None:
-    """Never more requests in flight than trajectories are allowed, and the bound is used."""
+    """Never more requests in flight than trajectories are allowed, and no groups hoarded beyond that."""
     sampler = ScriptedSampler(latency=lambda said, seed: 0.02)
     with open_run(tmp_path) as log:
-        roll(log, sampler, config=wide(concurrency=limit), tickets=7)
+        _, heard = roll(log, sampler, config=wide(concurrency=limit), tickets=7)
         assert min(limit, 6) <= sampler.most_running <= limit
+        assert heard.most_open < limit + 3, "groups are claimed only while trajectories are below the bound"
         assert {row.fate for row in log.group_rows()} == {GroupFate.CLOSED}
 
 
