@@ -138,7 +138,8 @@ def _workplace(
     """Open the run, creating it when a preset or settings are given; close it afterwards."""
     from core.config import from_plain
     from core.errors import ConfigError
-    from core.settings import conflicts
+    from core.settings import differences, with_given
+    from rollout.environment import with_absolute_paths
     from store.log import open_log
 
     if not _exists(given.run_dir):
@@ -155,8 +156,8 @@ def _workplace(
         opened = log.run_event()
         assert opened is not None  # runs are never emptied
         config = from_plain(opened.config)
-        lines = conflicts(config, given.preset, given.tables, given.assignments)
-        if lines:
+        wanted = with_given(config, given.preset, given.tables, given.assignments)
+        if lines := differences(config, with_absolute_paths(wanted)):
             raise ConfigError(
                 f"the run at {str(given.run_dir)!r} has another configuration; "
                 + "; ".join(lines)

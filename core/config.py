@@ -1,4 +1,4 @@
-"""Owns the frozen configuration of a run: its Structs, defaults and digest. Presets and files are read elsewhere."""
+"""Owns the frozen configuration of a run: its Structs, defaults and digest."""
 
 import hashlib
 from typing import Literal

@@ -1,4 +1,4 @@
-"""Owns how a configuration comes about: preset, then file, then `--set`, each layer checked against the Structs.
+"""Owns how a configuration comes about: preset, then file, then `--set`, each checked against the Structs.
 
 Pure: files are read and parsed by the caller. Errors name the key, the value and the nearest valid name.
 """
@@ -82,21 +82,22 @@ def differences(frozen: Config, wanted: Config) -> list[str]:
     ]
 
 
-def conflicts(
+def with_given(
     frozen: Config, preset: str, file_tables: Mapping[str, object], assignments: Sequence[str]
-) -> list[str]:
-    """Return one line per explicitly given setting that differs from the frozen one.
+) -> Config:
+    """Return the frozen configuration with what is given now put over it, so that the two can be compared.
 
-    Settings that are not given are not compared, so that later commands only need `--run`.
+    What is not given is not compared: later commands only need `--run`. Raises ConfigError on a bad setting,
+    and when another preset is named.
     """
     build_config(preset, file_tables, assignments)  # the given settings must be valid in themselves
     if preset and frozen.run.preset != preset:
-        return [f"preset: the run has {frozen.run.preset!r}, you asked for {preset!r}"]
+        raise ConfigError(f"preset: the run has {frozen.run.preset!r}, you asked for {preset!r}")
     merged: Plain = msgspec.to_builtins(frozen)
     _merge(merged, file_tables, where="the configuration file")
     for text in assignments:
         _assign(merged, *parse_assignment(text))
-    return differences(frozen, msgspec.convert(merged, Config))
+    return msgspec.convert(merged, Config)
 
 
 def _merge(target: Plain, source: Mapping[str, object], *, where: str) -> None:
@@ -243,6 +244,7 @@ _WEB_LIMITS: Plain = {
     "rollout.max_assistant_tokens": 2000,
     "rollout.max_tool_tokens": 1000,
     "rollout.max_trajectory_tokens": 16_384,
+    "learner.packing.max_datum_tokens": 16_384,
     "reward.scorer": "f1_format",
 }
 

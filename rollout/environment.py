@@ -32,24 +32,27 @@ def freeze(config: Config, allow_code: Collection[str] = ()) -> Config:
     protocol = get_protocol(config.rollout.protocol)
     template = load_prompt(config.rollout.prompt, protocol.name)
     get_scorer(config.reward.scorer, config.reward, allow_code)
-    data = msgspec.structs.replace(
-        config.data, train=_absolute(config.data.train), eval=_absolute(config.data.eval)
-    )
-    corpus = _absolute(config.tools.search.corpus)
-    search = msgspec.structs.replace(config.tools.search, corpus=corpus)
+    config = with_absolute_paths(config)
+    data, search, corpus = config.data, config.tools.search, config.tools.search.corpus
     for path in (data.train, data.eval):
         if path != WORLD:
             load_examples(Path(path))
     if search.backend == "local" and corpus != WORLD and not Path(corpus).is_file():
         raise ConfigError(f"setting 'tools.search.corpus': there is no file {corpus!r}")
-    return msgspec.structs.replace(
-        config,
-        data=data,
-        tools=msgspec.structs.replace(config.tools, search=search),
-        rollout=msgspec.structs.replace(
-            config.rollout, system_prompt=template.system, user_template=template.user
-        ),
+    prompted = msgspec.structs.replace(
+        config.rollout, system_prompt=template.system, user_template=template.user
     )
+    return msgspec.structs.replace(config, rollout=prompted)
+
+
+def with_absolute_paths(config: Config) -> Config:
+    """Return the configuration with the paths of its files made absolute, as a run keeps them."""
+    data = msgspec.structs.replace(
+        config.data, train=_absolute(config.data.train), eval=_absolute(config.data.eval)
+    )
+    search = msgspec.structs.replace(config.tools.search, corpus=_absolute(config.tools.search.corpus))
+    tools = msgspec.structs.replace(config.tools, search=search)
+    return msgspec.structs.replace(config, data=data, tools=tools)
 
 
 def _absolute(path: str) -> str:
