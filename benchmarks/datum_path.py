@@ -77,12 +77,14 @@ def main() -> None:
         for _ in range(ROUNDS):
             whole, drafting, datums = ours(log)
             rows.append((whole, drafting, sdk(datums)))
+            count = sum(map(len, datums))
+            del datums
         log.close()
     whole, drafting, theirs = (statistics.median(column) for column in zip(*rows, strict=True))
     print(
         json.dumps(
             {
-                "datums": sum(map(len, datums)),
+                "datums": count,
                 "trajectory_tokens": LONG.trajectory,
                 "ours_s": round(whole, 4),
                 "of_which_drafting_s": round(drafting, 4),
