@@ -417,7 +417,58 @@ def _summary(summary: Mapping[str, float]) -> str:
     return "  ".join(f"{name} {value:.4g}" for name, value in summary.items())
 
 
-@main.command("eval")
+class _AskByDefault(click.Group):
+    """`eval --run …` asks; `eval compare …` compares."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if args and args[0] not in self.commands and args[0] not in ("-h", "--help"):
+            args = ["ask", *args]
+        return super().parse_args(ctx, args)
+
+
+@main.group("eval", cls=_AskByDefault)
+def eval_group() -> None:
+    """Ask a fixed set of questions with any weights (`ask`, the default), or compare results."""
+
+
+@eval_group.command("compare")
+@click.option("--run", "run_dir", type=click.Path(path_type=Path, file_okay=False), help="Run of bare names.")
+@click.argument("names", nargs=-1, required=True, metavar="[RUN:]NAME...")
+@click.option("--png", type=click.Path(path_type=Path, dir_okay=False), help="Draw macro EM and format.")
+@click.option("--json", "as_json", is_flag=True)
+def eval_compare(run_dir: Path | None, names: tuple[str, ...], png: Path | None, as_json: bool) -> None:
+    """Compare recorded evaluations with the first one; intervals are paired bootstraps over questions."""
+    import msgspec
+
+    from rollout.comparing import compare_evaluations, comparison_lines
+
+    found = compare_evaluations([_evaluated(run_dir, name) for name in names])
+    click.echo(msgspec.json.encode(found).decode() if as_json else "\n".join(comparison_lines(found)))
+    if png is not None:
+        from rollout.drawing import draw_evaluations
+
+        draw_evaluations(found, png)
+
+
+def _evaluated(run_dir: Path | None, text: str) -> Any:
+    """Return the newest evaluation that `[RUN:]NAME` names."""
+    from core.errors import ConfigError
+    from core.events import Evaluated
+    from store.log import open_log
+
+    folder, colon, name = text.rpartition(":")
+    where = Path(folder) if colon else run_dir
+    if where is None:
+        raise ConfigError(f"evaluation {text!r}: name its run, as --run RUN or RUN:{text}")
+    with open_log(where, readonly=True) as log:
+        events = [record.event for record in log.journal.read()]
+    known = {event.name: event for event in events if isinstance(event, Evaluated)}
+    if name not in known:
+        raise ConfigError(f"{str(where)!r} has no evaluation {name!r}; it has {', '.join(known) or 'none'}")
+    return known[name]
+
+
+@eval_group.command("ask")
 @_config_options
 @_allow_code_option
 @click.option("--split", default="test", show_default=True, help="train, dev, test, or a JSONL file.")
@@ -860,6 +911,47 @@ def show(run_dir: Path, uid: str, trajectory: str, follow: bool) -> None:
             show_group(log, uid, Console())
         else:
             show_run(log, Console(), follow=follow)
+
+
+@main.command()
+@click.option(
+    "--out", required=True, type=click.Path(path_type=Path, file_okay=False), help="Folder to write."
+)
+@click.option(
+    "--train", multiple=True, type=click.Path(path_type=Path, exists=True), help="Parquet or JSONL."
+)
+@click.option("--eval", "evaluation", multiple=True, type=click.Path(path_type=Path, exists=True))
+@click.option("--modelscope", "name", default="", metavar="NAME", help="e.g. PeterJinGo/nq_hotpotqa_train.")
+@click.option("--revision", default="master", show_default=True, help="With --modelscope.")
+@click.option("--mix", default="search-r1", show_default=True, help="search-r1, single-hop, multi-hop, ...")
+@click.option("--seed", type=int, default=0, show_default=True)
+@click.option("--json", "as_json", is_flag=True)
+def prepare(
+    out: Path, train: tuple[Path, ...], evaluation: tuple[Path, ...], name: str, revision: str, mix: str,
+    seed: int, as_json: bool,
+) -> None:  # fmt: skip
+    """Turn published data sets into train, dev and test questions."""
+    import msgspec
+
+    from core.errors import ConfigError
+    from rollout.download import download_questions
+    from rollout.prepare import prepare as prepare_questions
+
+    if name:
+        files = download_questions(name, revision, out / "download")
+        train += tuple(path for path in files if "train" in path.name)
+        evaluation += tuple(path for path in files if "train" not in path.name)
+    if not train or not evaluation:
+        raise ConfigError("name the files: --train FILE and --eval FILE (repeatable), or --modelscope NAME")
+    found = prepare_questions(out, train, evaluation, mix=mix, seed=seed, notify=_echo)
+    if as_json:
+        click.echo(msgspec.json.encode(found).decode())
+        return
+    for part, counts in found.counts.items():
+        sources = "  ".join(f"{source} {count}" for source, count in counts.items())
+        click.echo(f"{part}: {sum(counts.values())} questions  {sources}")
+    for reason, count in found.dropped.items():
+        click.echo(f"dropped {count}: {reason} (listed in {out / 'dropped.jsonl'})")
 
 
 @main.command()
