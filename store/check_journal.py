@@ -11,9 +11,10 @@ from store.findings import Report
 from store.journal import stored_event
 from store.keys import Table
 from store.ports import GroupFate
-from store.projections import Views, apply, decode_group
+from store.projections import apply
 from store.rows import FATES, Counters, GroupEntry
 from store.snapshot import Snapshot
+from store.views import Views, decode_group
 
 
 class Books(NamedTuple):

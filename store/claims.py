@@ -10,9 +10,9 @@ from store import codec, keys
 from store.journal import encode_all, journal_changes, views_of
 from store.keys import Table
 from store.ports import Admission, Claim, NoClaim
-from store.projections import Views, decode_open
 from store.rows import FATES, Counters, OpenEntry
 from store.snapshot import Snapshot
+from store.views import Views, decode_open
 from store.writer import Job, Plan
 
 

@@ -15,22 +15,20 @@ from types import TracebackType
 import lmdb
 import msgspec
 
-from core.errors import LogBusy, LogDamaged, LogForeign, LogFull, LogTooNew, StoreError
+from core.errors import LogDamaged, LogForeign, LogTooNew, StoreError
 from core.events import SCHEMA_VERSION
 from store import codec, disk
 from store.keys import Table
 from store.probe import survives_reading
 from store.projections import PROJECTION_VERSION
 from store.snapshot import Snapshot, Tables
+from store.translation import MAP_SIZE, MAX_READERS, translate
 
 FORMAT_VERSION = 1
 """Of keys, values and bundles. A change of any of them that an older release would misread raises it."""
 
 DEFAULT_MAP_SIZE = 1 << 40
-MAP_SIZE = "ROLLTAPE_MAP_SIZE"
-"""Environment variable: bytes of a new log's map, and the least of an existing one's."""
 MIN_MAP_SIZE = 1 << 16
-MAX_READERS = 4096
 LOG_DIR, DATA_FILE = "log", "data.mdb"
 VERSIONS_KEY = b"versions"
 
@@ -114,11 +112,6 @@ class Environment:
                 max_dbs=len(Table),
                 max_spare_txns=8,
             )
-        except lmdb.MemoryError as exc:
-            raise StoreError(
-                f"a map of {self.map_size} bytes does not fit this process's address space (ulimit -v): "
-                f"create the log with a smaller {MAP_SIZE}, or shrink it with `compact --map-size`"
-            ) from exc
         except lmdb.Error as exc:
             raise self.translate(exc) from exc
 
@@ -202,27 +195,7 @@ class Environment:
 
     def translate(self, error: lmdb.Error) -> StoreError:
         """Return LMDB's error in our words."""
-        where, text = str(self.path), str(error)
-        if isinstance(error, lmdb.MapFullError):
-            return LogFull(
-                f"the log's map of {self.map_size} bytes is full: {where!r} stays readable; stop its "
-                f"processes and open it with a larger {MAP_SIZE}, or run `compact`"
-            )
-        if isinstance(error, lmdb.DiskError) or "No space left" in text or _disk_is_full(self.path):
-            return LogFull(
-                f"the disk under {where!r} is full ({text}): free space and go on, nothing is lost"
-            )
-        if isinstance(error, lmdb.CorruptedError | lmdb.PageNotFoundError | lmdb.InvalidError):
-            return LogDamaged(
-                f"the log {where!r} is damaged ({text}): run `verify`, restore it from a backup"
-            )
-        if isinstance(error, lmdb.MapResizedError):
-            return LogBusy(f"another process enlarged the map of {where!r}: start this process again")
-        if "Permission denied" in text or "Read-only" in text:
-            return StoreError(
-                f"no permission to open {where!r} ({text}): check owner and mode of the run directory"
-            )
-        return StoreError(f"the log {where!r} failed: {type(error).__name__}: {text}")
+        return translate(error, self.path, self.map_size)
 
 
 def requested_map_size(argument: int | None) -> int | None:
@@ -308,8 +281,3 @@ def _claim_path(path: Path) -> tuple[int, int]:
 def _release_path(identity: tuple[int, int]) -> None:
     with _opened_guard:
         _opened.pop(identity, None)
-
-
-def _disk_is_full(path: Path) -> bool:
-    free = os.statvfs(path)
-    return free.f_bavail * free.f_frsize < 1 << 20

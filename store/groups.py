@@ -16,10 +16,10 @@ from store.journal import encode_all, journal_changes, views_of
 from store.keys import MAX_INDEX, Table
 from store.locks import Locks
 from store.ports import Admission, Bundle, Claim, GroupFate, GroupRecord, NoClaim, StreamWrite
-from store.projections import Views
 from store.rows import FATES
 from store.sealing import Sealed, decode_records, load, seal_changes, seal_group
 from store.snapshot import Change, Snapshot
+from store.views import Views
 from store.writer import Job, Plan, Writer
 
 SMALL = 256

@@ -11,8 +11,9 @@ from store import codec, keys
 from store.environment import Environment
 from store.keys import Table
 from store.ports import JournalRecord
-from store.projections import PROJECTION_VERSION, Views, apply
+from store.projections import PROJECTION_VERSION, apply
 from store.snapshot import Change, Snapshot
+from store.views import Views
 from store.writer import Job, Plan, Writer
 
 POLL_SECONDS = 0.02

@@ -72,6 +72,7 @@ class Locks:
         """Give `name` back; nothing happens when it is not held."""
         descriptor = self._held.pop(name, None)
         if descriptor is not None:
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
             os.close(descriptor)
 
     def release_all(self) -> None:

@@ -21,9 +21,10 @@ from store.journal import LmdbJournal, views_of
 from store.keys import Table
 from store.locks import LEARNER, LOCKS_DIR, OPENED, Locks
 from store.ports import GroupFate, GroupRow, PolicyRow, RunState, StepRow
-from store.projections import PROJECTION_VERSION, decode_group, decode_policy
+from store.projections import PROJECTION_VERSION
 from store.rebuilding import rebuild_views
 from store.rows import to_group_row, to_policy_row, to_state, to_step_row
+from store.views import decode_group, decode_policy
 from store.writer import Writer
 
 Role = Literal["rollout", "learner", "reader"]

@@ -6,8 +6,9 @@ from store import codec, keys
 from store.environment import VERSIONS_KEY, Environment, pack_versions
 from store.journal import pack_view, stored_event
 from store.keys import Table
-from store.projections import Views, apply
+from store.projections import apply
 from store.snapshot import Change, Snapshot
+from store.views import Views
 
 
 def fold_journal(snapshot: Snapshot) -> dict[bytes, bytes]:

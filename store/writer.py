@@ -170,7 +170,8 @@ class Writer:
         """Return what waits, up to a batch; empty when closed."""
         with self._work:
             while not self._queue and not self._closing:
-                self._work.wait()
+                if not self._work.wait(READER_CHECK_SECONDS):
+                    self._environment.check_readers()
             batch: list[_Request] = []
             size = 0
             while self._queue and len(batch) < MAX_BATCH and size < MAX_BATCH_BYTES:

@@ -1,86 +1,116 @@
-"""Owns the child processes of the store's tests: forks that may be killed by what they read, and programs."""
+"""Owns the child processes of the store's tests: each starts clean, and may be killed or stopped by its pid."""
 
-import contextlib
+import multiprocessing
 import os
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
+from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any, Self
+
+from core.errors import RolltapeError
+from store.log import Role, open_log
 
 ROOT = Path(__file__).resolve().parent.parent.parent
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH", ""))))
+# Python 3.11's fork server finds what it is to preload by this alone
+
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(["tests.store.making", "tests.store.children", "store.verifying"])
 
 
-def in_child(function: Callable[[], bytes]) -> bytes | None:
-    """Return what `function` returns in a forked child, None when a signal or an error ended it."""
-    receive, send = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        os.close(receive)
-        status = 1
-        with contextlib.suppress(BaseException):
-            with os.fdopen(send, "wb") as stream:
-                stream.write(function())
-            status = 0
-        os._exit(status)
-    os.close(send)
-    with os.fdopen(receive, "rb") as stream:
-        answer = stream.read()
-    _, status = os.waitpid(pid, 0)
-    return answer if status == 0 else None
+class Child:
+    """A process that runs `function(connection, *arguments)`; killed at the end of a `with` block."""
+
+    def __init__(self, function: Callable[..., None], *arguments: object) -> None:
+        self._connection, theirs = CONTEXT.Pipe()
+        self._process = CONTEXT.Process(target=function, args=(theirs, *arguments), daemon=True)
+        self._process.start()
+        theirs.close()
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        assert self._process.pid is not None
+        return self._process.pid
+
+    def say(self, message: object) -> None:
+        """Send it a message."""
+        self._connection.send(message)
+
+    def say_bytes(self, message: bytes) -> None:
+        """Send it raw bytes."""
+        self._connection.send_bytes(message)
+
+    def hear(self, seconds: float = 60.0) -> Any:
+        """Return its next message; raises EOFError when it ended without one."""
+        assert self._connection.poll(seconds), "the child says nothing"
+        return self._connection.recv()
+
+    def waiting(self) -> bool:
+        """Return whether it has said something, or ended."""
+        return self._connection.poll(0)
+
+    def signal(self, number: int) -> None:
+        """Send it a signal."""
+        os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """SIGKILL, and wait for the end."""
+        self._process.kill()
+        self._process.join()
+        self._connection.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
 
 
-@contextlib.contextmanager
-def program(source: str, *arguments: str | Path) -> Iterator["subprocess.Popen[str]"]:
-    """Run a Python program in a new process, with pipes; it is killed at the end of the block."""
-    command = [sys.executable, "-c", source, *map(str, arguments)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OPENBLAS_NUM_THREADS": "1"}
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
-    ) as child:
-        try:
-            yield child
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                child.send_signal(signal.SIGKILL)
+class LogChild(Child):
+    """A process with the log of a run open, which does what it is asked."""
+
+    def __init__(self, run_dir: Path, role: Role = "rollout") -> None:
+        super().__init__(serve_log, run_dir, role)
+        self.worker_id: str = self.hear()
+
+    def do(self, name: str, *arguments: object, **options: object) -> Any:
+        """Return the result of `log.<name>(...)`, where the name may have dots; raises what it raised."""
+        self.say((name, arguments, options))
+        result = self.hear()
+        if isinstance(result, Exception):
+            raise result
+        return result
 
 
-def say(child: "subprocess.Popen[str]", text: str) -> None:
-    """Send a line to a program."""
-    assert child.stdin is not None
-    child.stdin.write(text + "\n")
-    child.stdin.flush()
+def serve_log(connection: Connection, run_dir: Path, role: Role) -> None:
+    """Open the log and obey until the other end is closed."""
+    with open_log(run_dir, role=role) as log:
+        connection.send(log.worker_id)
+        while True:
+            try:
+                name, arguments, options = connection.recv()
+            except EOFError:
+                return
+            target: Any = log
+            for part in name.split("."):
+                target = getattr(target, part)
+            try:
+                connection.send(target(*arguments, **options))
+            except RolltapeError as exc:
+                connection.send(exc)
 
 
-def hear(child: "subprocess.Popen[str]") -> str:
-    """Return the next line of a program; fails when it ended instead."""
-    assert child.stdout is not None
-    line = child.stdout.readline()
-    assert line, f"the program ended with {child.poll()!r}"
-    return line.rstrip("\n")
-
-
-def until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
+def until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
     """Wait for a condition, with a deadline."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "the condition never came true"
-        time.sleep(0.005)
+        time.sleep(0.002)
 
 
-def run_all(sources: Sequence[tuple[str, Sequence[str | Path]]], seconds: float = 120.0) -> list[str]:
-    """Run programs side by side to their ends; return what each printed."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OPENBLAS_NUM_THREADS": "1"}
-    children = [
-        subprocess.Popen(
-            [sys.executable, "-c", source, *map(str, arguments)],
-            stdout=subprocess.PIPE,
-            text=True,
-            env=environment,
-        )
-        for source, arguments in sources
-    ]
-    printed = [child.communicate(timeout=seconds)[0] for child in children]
-    assert [child.returncode for child in children] == [0] * len(children), printed
-    return printed
+def die() -> None:
+    """End this process as kill -9 does."""
+    os.kill(os.getpid(), signal.SIGKILL)

@@ -1,6 +1,9 @@
 """Owns what the store's tests are made of: a run, group events with plain values, whole groups and steps."""
 
-from collections.abc import Sequence
+import asyncio
+import contextlib
+import threading
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +31,8 @@ from core.events import (
 from core.ids import parse_uid
 from store.log import Log, Role, open_log
 from store.ports import Admission, Claim, NoClaim, StreamWrite
+from store.snapshot import Snapshot
+from store.writer import Plan as Written
 
 MAP_SIZE = 1 << 28
 OPEN_ADMISSION = Admission(max_staleness=0, groups_per_step=1_000_000)
@@ -107,6 +112,23 @@ def chain(seed: int = 0, *, tokens: int = 12, version: int = 0) -> tuple[GroupEv
         Answered(leaf="0.0.1", outcome=Outcome.ANSWERED, answer="She", text="Answer: She"),
         Rewarded(node="0.0.1", value=1.0, scorer="em_format", scorer_version="1", source_digest="s"),
     )
+
+
+@contextlib.asynccontextmanager
+async def busy_writer(log: Log) -> AsyncIterator[None]:
+    """Hold the writer's thread inside a transaction, so that what is queued meanwhile becomes one batch."""
+    loop, started, release = asyncio.get_running_loop(), asyncio.Event(), threading.Event()
+
+    def hold(_: Snapshot) -> Written[None]:
+        loop.call_soon_threadsafe(started.set)
+        release.wait(60)
+        return Written((), None)
+
+    holding = asyncio.create_task(log._writer.run(hold, 1))
+    await started.wait()
+    yield
+    release.set()
+    await holding
 
 
 CHOSEN = (ChosenLeaf(tree=1, leaf="0.0.1"), ChosenLeaf(tree=2, leaf="0.0.1"))
