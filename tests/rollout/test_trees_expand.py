@@ -1,7 +1,9 @@
 """The expansion policies, with hand-computed scores."""
 
+import re
 from collections.abc import Sequence
 from math import exp
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,7 +14,7 @@ from core.errors import CodeNotAllowed, ConfigError
 from core.events import GroupEvent
 from core.ids import NodeId
 from core.nodes import Tree
-from rollout.expand import Expansion, expand_policy
+from rollout.expand import ExpandPolicy, Expansion, expand_policy
 from tests.rollout.support import asked, chosen, ended, folded, sampled, step, tree_plan
 
 CANDIDATES = (None, NodeId("0.0.0"))
@@ -122,3 +124,13 @@ def test_unusable_policy_is_a_plain_error(spec: str) -> None:
     """An unknown name, module or function says so."""
     with pytest.raises(ConfigError, match="expansion policy|user code"):
         expand_policy(spec, 1.0, allow_code=(spec,))
+
+
+def test_the_documented_example_works() -> None:
+    """The policy that docs/rollouts.md shows runs as it stands there."""
+    text = (Path(__file__).parents[2] / "docs" / "rollouts.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    names: dict[str, ExpandPolicy] = {}
+    exec(code, names)
+    choice = names["deepest"](grown(), CANDIDATES, 2, np.zeros(4))
+    assert choice == Expansion(("0.0.0", "0.0.0"), (-1.0, 0.0))
