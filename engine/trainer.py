@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 
 from core.config import AdamSettings
 from core.errors import EngineError
-from engine.datums import PreparedBatch, engine_digest
+from engine import sequence_loss
+from engine.datums import PreparedBatch, arrays_of, engine_digest
 
 T = TypeVar("T")
 
@@ -56,15 +57,38 @@ class Trainer:
     def forward_backward(
         self, batch: PreparedBatch, loss: str, loss_config: Mapping[str, float]
     ) -> list[NDArray[np.float32]]:
-        """Add one micro-batch's gradient; returns the trainer's logprobs, float32 [n] per datum."""
+        """Add one micro-batch's gradient; returns the trainer's logprobs, float32 [n] per datum.
+
+        "gspo" costs one more forward pass, and what is sent are its gradients as cross-entropy weights.
+        """
         client = self._open()
+        if loss == sequence_loss.LOSS:
+            return self._sequence_level(client, batch, loss_config)
         output = self._call(
             "forward_backward",
             lambda: client.forward_backward(
                 batch.datums, loss_fn=loss, loss_fn_config=dict(loss_config)
             ).result(),
         )
-        return [np.asarray(item["logprobs"].data, dtype=np.float32) for item in output.loss_fn_outputs]
+        return _logprobs(output)
+
+    def _sequence_level(
+        self, client: pytrio.TrainingClient, batch: PreparedBatch, loss_config: Mapping[str, float]
+    ) -> list[NDArray[np.float32]]:
+        forward = self._call(
+            "forward", lambda: client.forward(batch.datums, loss_fn="cross_entropy").result()
+        )
+        logprobs = _logprobs(forward)
+        arrays = [arrays_of(datum) for datum in batch.datums]
+        weights = sequence_loss.sequence_weights(arrays, logprobs, loss_config)
+        sent = [
+            sequence_loss.surrogate(datum, values)
+            for datum, values in zip(batch.datums, weights, strict=True)
+        ]
+        self._call(
+            "forward_backward", lambda: client.forward_backward(sent, loss_fn="cross_entropy").result()
+        )
+        return logprobs
 
     def optim_step(self, learning_rate: float, adam: AdamSettings) -> StepResult:
         """Apply the accumulated gradient; returns once the service has acknowledged it."""
@@ -97,3 +121,7 @@ class Trainer:
             lambda: client.save_state(name, ttl_seconds=ttl_seconds).result(),
         )
         return str(response.path)
+
+
+def _logprobs(output: Any) -> list[NDArray[np.float32]]:
+    return [np.asarray(item["logprobs"].data, dtype=np.float32) for item in output.loss_fn_outputs]
