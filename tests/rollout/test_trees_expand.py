@@ -122,7 +122,7 @@ def test_user_policy_needs_permission_by_name() -> None:
 )
 def test_unusable_policy_is_a_plain_error(spec: str) -> None:
     """An unknown name, module or function says so."""
-    with pytest.raises(ConfigError, match="expansion policy|user code"):
+    with pytest.raises(ConfigError, match=r"expansion policy|user code"):
         expand_policy(spec, 1.0, allow_code=(spec,))
 
 
