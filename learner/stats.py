@@ -228,15 +228,13 @@ def staleness_lines(report: StalenessReport) -> list[str]:
 def budget_lines(report: BudgetReport) -> list[str]:
     """Return the cost for a terminal; "paper" is M·B + L·N·B/2, "expected" counts every tree's expansions."""
     cost = report.cost
-    lines = [
-        f"{cost.groups} groups: {cost.generated} tokens generated, {cost.prefilled} read, "
-        f"{cost.tool_calls} tool calls, {cost.requests} requests, {cost.leaves} leaves",
-    ]
-    if cost.groups and cost.leaves:
-        lines.append(
-            f"per group {cost.generated / cost.groups:.1f} tokens and {cost.tool_calls / cost.groups:.2f} calls; "
-            f"per leaf {cost.generated / cost.leaves:.1f} and {cost.tool_calls / cost.leaves:.2f}"
-        )
+    tokens = f"{cost.generated} tokens generated, {cost.prefilled} read"
+    counts = f"{cost.tool_calls} tool calls, {cost.requests} requests, {cost.leaves} leaves"
+    lines = [f"{cost.groups} groups: {tokens}, {counts}"]
+    for what, number in (("group", cost.groups), ("leaf", cost.leaves)):
+        if number:
+            each = f"{cost.generated / number:.1f} tokens and {cost.tool_calls / number:.2f} calls"
+            lines.append(f"per {what} {each}")
     for unit, budget in (("tokens", report.tokens), ("calls", report.calls)):
         lines.append(
             f"{unit} per group: measured {budget.measured:.1f}, expected {budget.expected:.1f}, "

@@ -13,7 +13,9 @@ from rich.text import Text
 from rollout.progress import Notify, Progress, Voice
 
 SECONDS_BETWEEN = 1.0
-"""Between two notices of the same process; more would cost time and read no better."""
+"""Between two JSON lines; more would cost time and read no better."""
+LINES_BETWEEN = 10.0
+"""Seconds between two lines where there is no terminal to redraw one."""
 
 
 @contextlib.contextmanager
@@ -22,8 +24,11 @@ def progress_display(*, quiet: bool, as_json: bool) -> Iterator[Voice]:
     progress = Progress()
     console = Console(stderr=True)
     if quiet or as_json:
-        notify = _json_lines() if as_json else _hide
-        yield Voice(progress, notify, _plain)
+        yield Voice(progress, _json_lines() if as_json else _hide, _plain)
+        return
+    if not console.is_terminal:
+        yield Voice(progress, _seldom(lambda now: _plain(progress_line(now)), LINES_BETWEEN), _plain)
+        _plain(progress_line(progress))
         return
     with Live(console=console, refresh_per_second=2, transient=False) as live:
 
@@ -43,17 +48,25 @@ def _plain(line: str) -> None:
 
 
 def _json_lines() -> Notify:
-    last = -SECONDS_BETWEEN
-
     def tell(progress: Progress) -> None:
+        sys.stdout.write(msgspec.json.encode(progress).decode() + "\n")
+        sys.stdout.flush()
+
+    return _seldom(tell, SECONDS_BETWEEN)
+
+
+def _seldom(tell: Notify, seconds: float) -> Notify:
+    """Return `tell`, silent for some seconds after each time."""
+    last = time.monotonic() - seconds
+
+    def notify(progress: Progress) -> None:
         nonlocal last
         now = time.monotonic()
-        if now - last >= SECONDS_BETWEEN:
+        if now - last >= seconds:
             last = now
-            sys.stdout.write(msgspec.json.encode(progress).decode() + "\n")
-            sys.stdout.flush()
+            tell(progress)
 
-    return tell
+    return notify
 
 
 def progress_line(progress: Progress) -> str:
@@ -67,8 +80,9 @@ def progress_line(progress: Progress) -> str:
     ]
     if scored:
         parts.append(
-            f"reward {progress.reward_sum / scored:+.3f}  EM {100 * progress.exact_match_sum / scored:.1f} %  "
-            f"format {100 * progress.format_sum / scored:.1f} %"
+            f"reward {progress.reward_sum / scored:+.3f}  EM "
+            f"{100 * progress.exact_match_sum / scored:.1f} %  format "
+            f"{100 * progress.format_sum / scored:.1f} %"
         )
     for count, name in (
         (progress.groups_aborted, "aborted"),
