@@ -141,36 +141,3 @@ def rescore(batch: StepBatch, score: Rescore) -> Iterator[RewardChange]:
                 scorer=f"{scored.scorer} {scored.scorer_version}",
                 error=error,
             )
-
-
-def counterfactual_lines(found: Counterfactual) -> list[str]:
-    """Return the table of a counterfactual for a terminal."""
-    head = (
-        f"step {found.step}: {found.other} instead of {found.recorded}: {found.flips} sign flips of "
-        f"{len(found.leaves)}, groups gained {len(found.gained)}, lost {len(found.lost)}, "
-        f"correlation {_number(found.correlation)}, norm × {_number(found.norm_ratio)}"
-    )
-    lines = [head]
-    for leaf in found.leaves:
-        mark = "  sign flips" if leaf.flipped else ""
-        lines.append(
-            f"  {leaf.uid}/t{leaf.tree}/{leaf.leaf:<8} reward {leaf.reward:+.4f}  "
-            f"{found.recorded} {leaf.recorded:+.6f}  {found.other} {leaf.other:+.6f}{mark}"
-        )
-    return lines
-
-
-def rescore_lines(step: int, changes: Sequence[RewardChange], members: int) -> list[str]:
-    """Return what scoring again found, for a terminal."""
-    lines = [f"step {step}: {members - len(changes)} of {members} rewards are scored as recorded"]
-    for change in changes:
-        now = change.error or f"{change.rescored!r}"
-        lines.append(
-            f"  {change.uid}/t{change.tree}/{change.leaf}: recorded {change.recorded!r} by {change.scorer}, "
-            f"now {now}"
-        )
-    return lines
-
-
-def _number(value: float | None) -> str:
-    return "–" if value is None else f"{value:.4f}"

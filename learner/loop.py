@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from core.budget import exceeded
 from core.config import Config
-from core.errors import ConfigError, RolltapeError, ServiceBusy, StoreError, TrainerBroken
+from core.errors import RolltapeError, ServiceBusy, StoreError, TrainerBroken
 from core.events import GoalSet, JournalEvent, PolicyPublished, StepCommitted, StepPlanned
 from engine.client import Session
 from engine.trainer import Trainer
@@ -24,7 +24,7 @@ from learner.schedule import learning_rate
 from learner.selection import RUN_ENDED, SUPERSEDED
 from learner.step import Prepared, Sent, prepare_batch, send
 from learner.weights import collect, lifetime, save_checkpoint, version_name
-from learner.work import Hooks, Policy, Work
+from learner.work import Hooks, Policy, Work, check_distribution
 from store.log import Log
 from store.ports import RunState
 
@@ -81,18 +81,6 @@ def run_learner(
         raise
     finally:
         learner.close()
-
-
-def check_distribution(config: Config) -> None:
-    """Refuse sampling settings whose logprobs are not those of the policy that is trained."""
-    rollout = config.rollout
-    off = rollout.temperature != 1.0 or rollout.top_p < 1.0 or rollout.top_k > 0
-    if off and not config.learner.allow_off_distribution:
-        raise ConfigError(
-            f"rollouts are sampled with temperature {rollout.temperature!r}, top_p {rollout.top_p!r}, top_k "
-            f"{rollout.top_k!r}, so their logprobs are not those of the policy: expected 1, 1 and -1, or set "
-            "learner.allow_off_distribution = true"
-        )
 
 
 class Learner:

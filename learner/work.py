@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from core.config import Config
+from core.errors import ConfigError
 from core.events import RunOpened, StepCommitted, StepPlanned
 from engine.client import Session
 from learner.rebuild import CodeLoader, no_code
@@ -65,3 +66,15 @@ class Work(NamedTuple):
     hooks: Hooks
     clock: Callable[[], float] = time.time
     """Unix seconds, for the record only; nothing is derived from it."""
+
+
+def check_distribution(config: Config) -> None:
+    """Refuse sampling settings whose logprobs are not those of the policy that is trained."""
+    rollout = config.rollout
+    off = rollout.temperature != 1.0 or rollout.top_p < 1.0 or rollout.top_k > 0
+    if off and not config.learner.allow_off_distribution:
+        raise ConfigError(
+            f"rollouts are sampled with temperature {rollout.temperature!r}, top_p {rollout.top_p!r}, top_k "
+            f"{rollout.top_k!r}, so their logprobs are not those of the policy: expected 1, 1 and -1, or set "
+            "learner.allow_off_distribution = true"
+        )
