@@ -180,12 +180,16 @@ class Environment:
         """Free the slots of readers that died; return how many."""
         return int(self._env.reader_check())
 
-    def copy(self, target: Path, *, compact: bool) -> None:
-        """Write a consistent copy into the empty directory `target` while the log is in use."""
+    def copy(self, target: Path) -> None:
+        """Write a consistent copy without free pages into `target` while the log is in use."""
         try:
-            self._env.copy(str(target), compact=compact)
+            self._env.copy(str(target), compact=True)
         except lmdb.Error as exc:
             raise self.translate(exc) from exc
+
+    def sync(self) -> None:
+        """Flush what was written with sync=False."""
+        self._env.sync(force=True)
 
     def close(self) -> None:
         """Close the environment; in a forked child only forget it."""
@@ -215,7 +219,7 @@ def create(run_dir: Path, map_size: int | None, versions: Versions = THIS_RELEAS
     try:
         _create_in(temporary, requested_map_size(map_size) or DEFAULT_MAP_SIZE, versions)
         with contextlib.suppress(FileExistsError):
-            _rename_directory(temporary, run_dir / LOG_DIR)
+            rename_directory(temporary, run_dir / LOG_DIR)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
@@ -239,14 +243,20 @@ def _create_in(folder: Path, map_size: int, versions: Versions) -> None:
     (folder / "lock.mdb").unlink()
 
 
-def _rename_directory(source: Path, target: Path) -> None:
+def rename_directory(source: Path, target: Path) -> None:
+    """Give a finished directory its name, for good; raises FileExistsError when another was first."""
     try:
         source.rename(target)
     except OSError as exc:
         if target.is_dir():
             raise FileExistsError(str(target)) from exc
         raise
-    descriptor = os.open(target.parent, os.O_RDONLY | os.O_DIRECTORY)
+    sync_directory(target.parent)
+
+
+def sync_directory(path: Path) -> None:
+    """Make names in a directory last."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
     finally:

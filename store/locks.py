@@ -26,6 +26,21 @@ PROBES, PROBE_SECONDS = 10, 0.01
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
+def hold_open(run_dir: Path, *, readonly: bool) -> "Locks":
+    """Return the locks of a run with OPENED held, so that nobody replaces the log's file meanwhile.
+
+    Whoever maps the file takes it first. Raises LogBusy during a compaction. On a file system that is
+    read-only nothing can be replaced either, so a reader goes without.
+    """
+    locks = Locks(run_dir / LOCKS_DIR)
+    try:
+        locks.take(OPENED, shared=True)
+    except OSError:
+        if not readonly:
+            raise
+    return locks
+
+
 class Locks:
     """The locks that this process holds in one run directory."""
 
@@ -56,10 +71,7 @@ class Locks:
                 if attempt < PROBES:
                     sleep(PROBE_SECONDS)
                     continue
-                raise LogBusy(
-                    f"{name} of {str(self._folder.parent)!r} is held by process {holder}: only one may "
-                    "have it, stop that process first"
-                )
+                raise LogBusy(self._refusal(name, holder, shared=shared))
             if _still_there(path, descriptor):
                 break
             os.close(descriptor)
@@ -106,6 +118,14 @@ class Locks:
         Whatever it still appends fails with OwnerLost once they are.
         """
         self._path(name).unlink(missing_ok=True)
+
+    def _refusal(self, name: str, holder: str, *, shared: bool) -> str:
+        run_dir = str(self._folder.parent)
+        if name == OPENED and shared:
+            return f"the log in {run_dir!r} is being compacted by process {holder}: try again"
+        if name == OPENED:
+            return f"the log in {run_dir!r} is in use by other processes: end them first"
+        return f"{name} of {run_dir!r} is held by process {holder}: only one may have it, stop that process first"
 
     def _path(self, name: str) -> Path:
         if not _NAME.fullmatch(name):

@@ -19,7 +19,7 @@ from store.environment import THIS_RELEASE, Environment
 from store.groups import LmdbGroups
 from store.journal import LmdbJournal, views_of
 from store.keys import Table
-from store.locks import LEARNER, LOCKS_DIR, OPENED, Locks
+from store.locks import LEARNER, Locks, hold_open
 from store.ports import GroupFate, GroupRow, PolicyRow, RunState, StepRow
 from store.projections import PROJECTION_VERSION
 from store.rebuilding import rebuild_views
@@ -219,24 +219,22 @@ def _open(run_dir: Path, create: bool, readonly: bool, role: Role, map_size: int
             raise StoreError(f"no log in {str(run_dir)!r}: create the run first (`rollout` or `learn`)")
         run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         environment.create(run_dir, map_size)
-    locks = Locks(run_dir / LOCKS_DIR)
-    env = Environment(folder, readonly=readonly, map_size=map_size, sync=sync)
+    locks = hold_open(run_dir, readonly=readonly)
     try:
-        _settle_in(env, locks, role)
+        env = Environment(folder, readonly=readonly, map_size=map_size, sync=sync)
+        try:
+            _settle_in(env, locks, role)
+        except BaseException:
+            env.close()
+            raise
     except BaseException:
-        env.close()
         locks.release_all()
         raise
     return Log(run_dir, env, locks, role)
 
 
 def _settle_in(env: Environment, locks: Locks, role: Role) -> None:
-    """Take the locks that go with the role; bring an older log up to this release."""
-    try:
-        locks.take(OPENED, shared=True)
-    except OSError:
-        if not env.readonly:
-            raise
+    """Take the lock that goes with the role; bring an older log up to this release."""
     if role == "learner":
         locks.take(LEARNER)
     if env.versions == THIS_RELEASE:

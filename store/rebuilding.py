@@ -1,11 +1,14 @@
 """Owns making the views anew from the journal, byte for byte what they were."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
+from core.errors import StoreError
 from store import codec, keys
-from store.environment import VERSIONS_KEY, Environment, pack_versions
+from store.environment import LOG_DIR, VERSIONS_KEY, Environment, pack_versions
 from store.journal import pack_view, stored_event
 from store.keys import Table
+from store.locks import hold_open
 from store.projections import apply
 from store.snapshot import Change, Snapshot
 from store.views import Views
@@ -40,3 +43,22 @@ def rebuild_views(environment: Environment) -> int:
         snapshot.put(Change(Table.VIEWS, key, value) for key, value in stored_views(rows))
         snapshot.put([Change(Table.META, VERSIONS_KEY, pack_versions())])
     return len(rows)
+
+
+def rebuild(run_dir: Path) -> int:
+    """Make the views of the run's log anew from its journal; return how many rows there are.
+
+    Raises LogDamaged when the journal is, StoreError when there is no log, and then has changed nothing.
+    """
+    folder = run_dir / LOG_DIR
+    if not folder.is_dir():
+        raise StoreError(f"no log in {str(run_dir)!r}")
+    locks = hold_open(run_dir, readonly=False)
+    try:
+        environment = Environment(folder, readonly=False, map_size=None, sync=True)
+        try:
+            return rebuild_views(environment)
+        finally:
+            environment.close()
+    finally:
+        locks.release_all()

@@ -18,8 +18,8 @@ _MEANINGS: tuple[tuple[tuple[type[lmdb.Error], ...], type[StoreError], str], ...
         (lmdb.MapFullError,),
         LogFull,
         (
-            f"the map of {{where}} is full ({{map_size}} bytes): it stays readable; stop its processes and open "
-            f"it with a larger {MAP_SIZE}, or run `compact`"
+            f"the map of {{where}} is full ({{map_size}} bytes): it stays readable; stop its processes and "
+            f"open it with a larger {MAP_SIZE}, or run `compact`"
         ),
     ),
     (

@@ -10,6 +10,7 @@ from store.check_journal import check_journal
 from store.check_tables import check_tables, check_views
 from store.environment import DATA_FILE, Environment
 from store.findings import Report
+from store.locks import hold_open
 
 
 def check_log(folder: Path, head: str | None, report: Report) -> None:
@@ -18,6 +19,7 @@ def check_log(folder: Path, head: str | None, report: Report) -> None:
     for problem in disk.header_problems(folder / DATA_FILE):
         report.add("file", str(folder / DATA_FILE), problem)
     report.at("opening the log")
+    locks = hold_open(folder.parent, readonly=True)
     environment = Environment(folder, readonly=True, map_size=None, sync=True)
     try:
         with environment.read() as snapshot:
@@ -27,6 +29,7 @@ def check_log(folder: Path, head: str | None, report: Report) -> None:
             check_groups(snapshot, books, report)
     finally:
         environment.close()
+        locks.release_all()
 
 
 def main(arguments: list[str]) -> None:
