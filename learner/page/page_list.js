@@ -84,7 +84,7 @@ function afterFilter() {
     ? `${count(leaves)} of ${plural(total, "trajectory", "trajectories")} in ${plural(matching.size, "group")}`
     : `${plural(total, "trajectory", "trajectories")} in ${plural(GROUPS.length, "group")}`;
   layOutList();
-  drawList();
+  showInList();
   markTrees();
   markFound();
 }

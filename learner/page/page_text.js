@@ -115,6 +115,10 @@ function reward(value) {
   return (value < 0 ? MINUS : "") + Math.abs(value).toFixed(2);
 }
 
+function milliseconds(seconds) {
+  return seconds < 0.001 ? "under 1 ms" : count(seconds * 1000) + " ms";
+}
+
 function count(value) {
   return Math.round(value).toLocaleString("en-US");
 }

@@ -131,7 +131,7 @@ function observationPart(node, isLast) {
   const seen = node.observation;
   if (!seen) return null;
   const remarks = [
-    seen.status ?? "", seen.backend ?? "", (seen.latency ?? 0) > 0 ? `${number(seen.latency * 1000, 0)} ms` : "",
+    seen.status ?? "", seen.backend ?? "", (seen.latency ?? 0) > 0 ? milliseconds(seen.latency) : "",
     seen.cached ? "cached" : "", seen.truncated ? "cut to fit" : "", seen.documents?.length ? plural(seen.documents.length, "document") : "",
     isLast ? "nothing was sampled after it" : "outside the loss",
   ].filter(Boolean).join(" · ");

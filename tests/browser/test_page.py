@@ -54,6 +54,7 @@ def test_it_opens_whole_and_asks_for_nothing(file: Path, visit: Visitor) -> None
     seen = visit(file)
     assert seen.complaints == []
     assert seen.requests == [file.as_uri()]
+    assert seen.ask("document.documentElement.scrollHeight") == 900
     assert seen.texts("#filter-count")[0].endswith("in 9 groups")
     assert seen.count("#charts path.line.reward") == 1
     assert seen.count("#charts circle.held-out") == 2
