@@ -959,17 +959,20 @@ def prepare(
     "--run", "run_dir", type=click.Path(path_type=Path, file_okay=False), help="Run directory (new)."
 )
 @click.option("--steps", type=click.IntRange(min=1), default=25, show_default=True, help="Training steps.")
-@click.option("--preset", default="demo", show_default=True)
-def demo(run_dir: Path | None, steps: int, preset: str) -> None:
+@click.option("--preset", default="demo", show_default=True, help="demo, or demo-tree.")
+@click.option(
+    "--set", "assignments", multiple=True, metavar="KEY=VALUE", help="One setting; may be repeated."
+)
+def demo(run_dir: Path | None, steps: int, preset: str, assignments: tuple[str, ...]) -> None:
     """Do the main job, offline: rollout and learn as two processes, evaluations, and a full replay."""
     import time
 
-    from learner.demo import run_demo
+    from learner.demo import Demo, run_demo
 
     if run_dir is None:
         run_dir = Path("runs") / time.strftime("demo-%Y%m%d-%H%M%S")
     command = [sys.executable, str(Path(__file__).resolve())]
-    sys.exit(run_demo(command, run_dir, steps, preset))
+    sys.exit(run_demo(Demo(command, run_dir, steps, preset, assignments)))
 
 
 @main.group()

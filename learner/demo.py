@@ -34,45 +34,64 @@ class Evaluation(NamedTuple):
 EVALUATIONS = (
     Evaluation("sampled", "sampled, 4 a question", ("--samples", "4")),
     Evaluation("greedy", "greedy", ("--temperature", "0")),
-    Evaluation("blind", "sampled, search returns nothing", ("--samples", "4", "--search", "none")),
+    Evaluation("blind", "search returns nothing", ("--samples", "4", "--search", "none")),
 )
 
 
-def run_demo(command: Sequence[str], run_dir: Path, steps: int, preset: str) -> int:
-    """Run the main job on the embedded engine and report it; return the exit status.
+class Demo(NamedTuple):
+    """What is demonstrated."""
 
-    `command` is how this program is started, such as [python, cli.py].
-    """
+    command: Sequence[str]
+    """How this program is started, such as [python, cli.py]."""
+    run_dir: Path
+    steps: int
+    preset: str
+    assignments: Sequence[str] = ()
+    """Settings, each key=value."""
+
+    @property
+    def run(self) -> list[str]:
+        """The option that names the run."""
+        return ["--run", str(self.run_dir)]
+
+    @property
+    def opening(self) -> list[str]:
+        """The options that create the run."""
+        return ["--preset", self.preset, *(word for text in self.assignments for word in ("--set", text))]
+
+
+def run_demo(demo: Demo) -> int:
+    """Run the main job on the embedded engine and report it; return the exit status."""
     console = Console()
     started = time.monotonic()
-    run = ["--run", str(run_dir)]
     console.rule("Rolltape: rollout → log → learn → replay, offline")
-    console.print(f"run directory: {run_dir}   preset: {preset}   steps: {steps}")
-    _evaluate_all(command, run, "before", [*run, "--preset", preset], console)
-    _train(command, run, run_dir, steps, console)
-    _evaluate_all(command, run, "after", run, console)
-    with open_log(run_dir, role="reader") as log:
+    console.print(f"run directory: {demo.run_dir}   preset: {demo.preset}   steps: {demo.steps}")
+    _evaluate_all(demo, "before", console)
+    _train(demo, console)
+    _evaluate_all(demo, "after", console)
+    with open_log(demo.run_dir, role="reader") as log:
         commits = _commits(log)
         evaluations = {event.name: event for event in _events(log) if isinstance(event, Evaluated)}
     _draw(commits)
     console.print(_evaluation_table(evaluations))
     console.rule("replay: every step, re-derived from rollout events alone")
-    status = subprocess.call([*command, "replay", *run, "--all"])  # noqa: S603 our own command
-    console.print(f"{len(commits)} steps in {time.monotonic() - started:.0f} s; the run is in {run_dir}")
+    status = subprocess.call([*demo.command, "replay", *demo.run, "--all"])  # noqa: S603 our own command
+    seconds = time.monotonic() - started
+    console.print(f"{len(commits)} steps, {seconds:.0f} s in all; the run is in {demo.run_dir}")
     return status
 
 
-def _evaluate_all(
-    command: Sequence[str], run: Sequence[str], when: str, opening: Sequence[str], console: Console
-) -> None:
+def _evaluate_all(demo: Demo, when: str, console: Console) -> None:
+    policy = "base" if when == "before" else "latest"
     for evaluation in EVALUATIONS:
         console.print(f"held-out questions {when} training: {evaluation.title} …")
-        policy = "base" if when == "before" else "latest"
+        name = f"{evaluation.name}-{when}"
         _check(
-            [*command, "eval", *opening, "--policy", policy, "--name", f"{evaluation.name}-{when}", "--quiet",
-             *evaluation.arguments]
-        )  # fmt: skip
-        opening = run
+            [
+                *(*demo.command, "eval", *demo.run, *demo.opening),
+                *("--policy", policy, "--name", name, "--quiet", *evaluation.arguments),
+            ]
+        )
 
 
 def _check(command: Sequence[str]) -> None:
@@ -81,14 +100,19 @@ def _check(command: Sequence[str]) -> None:
         raise RolltapeError(f"`{' '.join(command)}` ended with status {status}")
 
 
-def _train(command: Sequence[str], run: Sequence[str], run_dir: Path, steps: int, console: Console) -> None:
+def _train(demo: Demo, console: Console) -> None:
     """Run rollout and learn as two processes and show the steps as they are committed."""
+    steps = demo.steps
+    arguments = {"rollout": [], "learn": ["--max-steps", str(steps)]}
     processes = {
-        "rollout": subprocess.Popen([*command, "rollout", *run, "--quiet"]),  # noqa: S603 our own command
-        "learn": subprocess.Popen([*command, "learn", *run, "--max-steps", str(steps), "--quiet"]),  # noqa: S603
+        name: subprocess.Popen([*demo.command, name, *demo.run, *rest, "--quiet"])  # noqa: S603 our own
+        for name, rest in arguments.items()
     }
     try:
-        with open_log(run_dir, role="reader") as log, Live(console=console, refresh_per_second=4) as live:
+        with (
+            open_log(demo.run_dir, role="reader") as log,
+            Live(console=console, refresh_per_second=4) as live,
+        ):
             while any(process.poll() is None for process in processes.values()):
                 live.update(_steps_table(_commits(log), steps))
                 _fail_if_failed(processes)
