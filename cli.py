@@ -914,6 +914,34 @@ def show(run_dir: Path, uid: str, trajectory: str, follow: bool) -> None:
 
 
 @main.command()
+@_run_option
+@click.option("--out", required=True, type=click.Path(path_type=Path, file_okay=False), help="New directory.")
+def backup(run_dir: Path, out: Path) -> None:
+    """Copy the log as it is at one moment, while it may be in use."""
+    from store.copying import backup as copy_log
+
+    click.echo(f"wrote {copy_log(run_dir, out)}")
+
+
+@main.command()
+@_run_option
+def compact(run_dir: Path) -> None:
+    """Replace the log's file by one without free space; nobody may have it open."""
+    from store.copying import compact as compact_log
+
+    click.echo(str(compact_log(run_dir)))
+
+
+@main.command()
+@_run_option
+def rebuild(run_dir: Path) -> None:
+    """Make the log's views anew from its journal."""
+    from store.rebuilding import rebuild as rebuild_log
+
+    click.echo(f"{rebuild_log(run_dir)} rows made anew")
+
+
+@main.command()
 @click.option(
     "--out", required=True, type=click.Path(path_type=Path, file_okay=False), help="Folder to write."
 )
