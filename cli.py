@@ -929,7 +929,8 @@ def compact(run_dir: Path) -> None:
     """Replace the log's file by one without free space; nobody may have it open."""
     from store.copying import compact as compact_log
 
-    click.echo(str(compact_log(run_dir)))
+    done = compact_log(run_dir)
+    click.echo(f"{done.before:,} → {done.after:,} bytes")
 
 
 @main.command()
