@@ -27,23 +27,22 @@ WORLDS: Final = 150
 FIRST_WORLD_SEED: Final = 10_000
 """Worlds of pretraining; those that write_world makes have small seeds."""
 HOP_SHARES: Final = (0.40, 0.45, 0.15)
-PROMPT_SHARES: Final = {"demo": 0.70, "search-r1": 0.10, "demo-tags": 0.10, "tree-grpo": 0.10}
-TEXT_SHARE: Final = 0.06
-"""Share of trajectories over plain English instead of a world."""
-STEPS: Final = 1800
+WORLD_SHARES: Final = {"demo": 0.58, "search-r1": 0.09, "demo-tags": 0.09, "tree-grpo": 0.09}
+"""Shares of all trajectories that ask about a world, by prompt."""
+TEXT_SHARES: Final = {"demo": 0.03, "search-r1": 0.06, "demo-tags": 0.01, "tree-grpo": 0.05}
+"""The same for those about arbitrary text."""
+STEPS: Final = 2000
 BATCH: Final = 32
 PEAK_RATE: Final = 5e-3
 WARM_UP: Final = 50
-SEEN_WEIGHT: Final = 0.1
-"""Loss weight of tokens that the model reads but does not write."""
 
 
 class ExampleSource:
     """Draws scripts and turns them into examples, tokenised stretch by stretch as in a rollout."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
-        self.frames = [make_frame(tokenizer, PROMPTS[name]) for name in PROMPT_SHARES]
-        self.shares = list(PROMPT_SHARES.values())
+        self.frames = [make_frame(tokenizer, PROMPTS[name]) for name in WORLD_SHARES]
+        self.shares = [*WORLD_SHARES.values(), *TEXT_SHARES.values()]
         self.writers = [ScriptWriter(World(FIRST_WORLD_SEED + i), ScriptRates()) for i in range(WORLDS)]
         self.text_writer = TextWriter(ENGLISH, ScriptRates())
         self.questions = [all_questions(hops) for hops in (1, 2, 3)]
@@ -58,14 +57,14 @@ class ExampleSource:
 
     def draw(self, rng: np.random.Generator) -> Example:
         """One trajectory as next-token prediction."""
-        frame = self.frames[int(rng.choice(len(self.frames), p=self.shares))]
-        if rng.random() < TEXT_SHARE:
+        about_text, prompt = divmod(int(rng.choice(len(self.shares), p=self.shares)), len(self.frames))
+        if about_text:
             script = self.text_writer.write(rng)
         else:
             pool = self.questions[int(rng.choice(3, p=HOP_SHARES))]
             question = pool[int(rng.integers(len(pool)))]
             script = self.writers[int(rng.integers(WORLDS))].write(rng, question)
-        return self.encode(frame, script)
+        return self.encode(self.frames[prompt], script)
 
     def encode(self, frame: Frame, script: Script) -> Example:
         """Tokens and loss weights of a script."""
@@ -74,7 +73,7 @@ class ExampleSource:
         for text, written in cut_script(frame, script):
             ids = self._encode(text)
             tokens += ids
-            weights += [1.0 if written else SEEN_WEIGHT] * len(ids)
+            weights += [1.0 if written else script.seen_weight] * len(ids)
         row = np.array(tokens, np.int32)
         return Example(row[:-1], row[1:], np.array(weights[1:], np.float32))
 

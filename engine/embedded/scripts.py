@@ -53,6 +53,8 @@ class Script(NamedTuple):
 
     question: str
     turns: list[Turn]
+    seen_weight: float = 0.1
+    """Loss weight of tokens that the agent reads but does not write."""
 
 
 class Index:

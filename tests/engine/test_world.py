@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 
 from engine.embedded.scripts import Index, ScriptRates, ScriptWriter, render_results
+from engine.embedded.texts import TextWriter
+from engine.embedded.tokenizer import ENGLISH
 from engine.embedded.world import (
     ENTITIES,
     HELD_OUT,
@@ -135,3 +137,17 @@ def test_every_error_rate_matters(rate: str, least: float) -> None:
         right = len(final) == 1 and final[0].marked and final[0].text == world.answer(question)
         wrong += not right
     assert wrong / len(questions) >= least
+
+
+def test_text_scripts_answer_with_what_follows_the_quoted_words() -> None:
+    """The query quotes the question, and one result holds the quoted words and then the answer."""
+    perfect = ScriptRates(*(0.0 for _ in ScriptRates._fields))
+    writer, rng = TextWriter(ENGLISH, perfect), np.random.default_rng(0)
+    for _ in range(50):
+        question, (search, last), _ = writer.write(rng)
+        assert search.query is not None
+        assert search.observation is not None
+        assert search.query in question
+        (statement,) = last.final
+        assert f"{search.query} {statement.text} " in search.observation
+        assert search.observation.count("\n[") == 2
