@@ -1,5 +1,7 @@
 """Owns what the learner remembers of its run: a fold of the journal, caught up before each decision."""
 
+from collections import deque
+
 from core.budget import Spent, add
 from core.events import (
     CheckpointSaved,
@@ -10,6 +12,7 @@ from core.events import (
     StepCommitted,
 )
 from learner.selection import NO_SIGNAL
+from learner.warnings import WINDOW
 from store.ports import Journal
 
 
@@ -23,6 +26,8 @@ class History:
         """Groups dropped for want of signal since the last commit."""
         self.evaluated: set[int] = set()
         """Committed steps whose weights were evaluated."""
+        self.recent: deque[dict[str, float]] = deque(maxlen=2 * WINDOW)
+        """Rollout metrics of the last steps."""
         self._steps_of: dict[int, int] = {0: 0}
         """Policy version → committed steps."""
         self._position = 0
@@ -53,5 +58,6 @@ class History:
                 self.replaced += 1
             case StepCommitted():
                 self.replaced = 0
+                self.recent.append(event.rollout_metrics)
             case _:
                 pass

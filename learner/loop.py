@@ -23,6 +23,7 @@ from learner.recovery import first_trainer, rebuild_planned, recover
 from learner.schedule import learning_rate
 from learner.selection import RUN_ENDED, SUPERSEDED
 from learner.step import Prepared, Sent, prepare_batch, send
+from learner.warnings import fault_warning, gap_warning
 from learner.weights import collect, lifetime, save_checkpoint, version_name
 from learner.work import Hooks, Policy, Work, check_distribution
 from store.log import Log
@@ -32,8 +33,6 @@ MAX_FAULTS = 6
 """Recoveries in a row without a committed step, before the fault is handed to the user."""
 FIRST_PAUSE, LONGEST_PAUSE = 2.0, 60.0
 """Seconds between them, doubling."""
-GAP_WARNING = 0.02
-"""Mean |sampled − trainer's logprob| on fresh groups above which sampler and trainer disagree."""
 
 
 class Options(NamedTuple):
@@ -262,12 +261,10 @@ class Learner:
             self._work.hooks.notify(f"the evaluation after {steps} steps failed, training goes on: {exc}")
 
     def _warn(self, committed: StepCommitted) -> None:
-        gap = committed.trainer_metrics.get("trainer/logprob_gap", 0.0)
-        if gap > GAP_WARNING and committed.rollout_metrics["staleness/max"] == 0:
-            self._work.hooks.notify(
-                f"warning: step {committed.step}: sampled and trainer's logprobs differ by {gap:.3f} on "
-                f"average, expected at most {GAP_WARNING}: the sampler does not run the trained weights"
-            )
+        self._history.catch_up(self._work.log.journal)
+        for warning in (gap_warning(committed), fault_warning(list(self._history.recent))):
+            if warning:
+                self._work.hooks.notify(warning)
 
     def _save(self) -> None:
         assert self._trainer is not None
