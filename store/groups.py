@@ -11,6 +11,7 @@ from core.events import GroupClosed as GroupClosedEvent
 from store import codec, keys
 from store.checking import check_writes
 from store.claims import Claimant, adopt, check_owner, claim_job
+from store.codec import RawRecord
 from store.environment import Environment
 from store.journal import encode_all, journal_changes, views_of
 from store.keys import MAX_INDEX, Table
@@ -107,13 +108,17 @@ class LmdbGroups:
             if self._writer.run_sync(_end_job(claim, ending), SMALL + ending.sealed.size):
                 return
 
-    def fetch(self, uid: str) -> Bundle:
-        """See Groups; a group without records yet gives an empty bundle."""
+    def fetch_raw(self, uid: str) -> list[RawRecord]:
+        """Return a group's records before decoding, in key order; raises LogDamaged or StoreError."""
         with self._environment.read() as snapshot:
             stored = load(snapshot, keys.group_prefix(uid))
             if not (stored.parts or stored.rows) and views_of(snapshot).group(uid) is None:
                 raise StoreError(f"this log has no group {uid!r}")
-        records = stored.records()
+        return stored.records()
+
+    def fetch(self, uid: str) -> Bundle:
+        """See Groups; a group without records yet gives an empty bundle."""
+        records = self.fetch_raw(uid)
         return Bundle(uid, decode_records(records), codec.group_digest(records))
 
     def _claimant(self, worker: str) -> Claimant:

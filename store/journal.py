@@ -121,12 +121,19 @@ class LmdbJournal:
 
     def get(self, index: int) -> JournalRecord:
         """Return record `index`; raises StoreError when there is none."""
+        return to_record(keys.journal_key(index), self._stored(index))
+
+    def schema(self, index: int) -> int:
+        """Return the schema number of record `index`; raises StoreError when there is none."""
         key = keys.journal_key(index)
+        return stored_event(key, self._stored(index))[0]
+
+    def _stored(self, index: int) -> bytes:
         with self._environment.read() as snapshot:
-            value = snapshot.get(Table.JOURNAL, key)
+            value = snapshot.get(Table.JOURNAL, keys.journal_key(index))
         if value is None:
             raise StoreError(f"no journal record at position {index}, there are {self.length()}")
-        return to_record(key, value)
+        return value
 
     def read(self, start: int = 0, stop: int | None = None) -> Iterator[JournalRecord]:
         """See Journal; ends at what was there when the last snapshot was taken."""

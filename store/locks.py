@@ -125,7 +125,7 @@ class Locks:
             return f"the log in {run_dir!r} is being compacted by process {holder}: try again"
         if name == OPENED:
             return f"the log in {run_dir!r} is in use by other processes: end them first"
-        return f"{name} of {run_dir!r} is held by process {holder}: only one may have it, stop that process first"
+        return f"{name} of {run_dir!r} is held by process {holder}: only one may have it, stop that one first"
 
     def _path(self, name: str) -> Path:
         if not _NAME.fullmatch(name):

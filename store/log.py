@@ -25,7 +25,7 @@ from store.projections import PROJECTION_VERSION
 from store.rebuilding import rebuild_views
 from store.rows import to_group_row, to_policy_row, to_state, to_step_row
 from store.views import decode_group, decode_policy
-from store.writer import Writer
+from store.writer import Job, T, Writer
 
 Role = Literal["rollout", "learner", "reader"]
 ROWS_PER_SNAPSHOT = 512
@@ -170,6 +170,10 @@ class Log:
             )
             for key, value in found
         ]
+
+    def write_sync(self, job: Job[T], size: int) -> T:
+        """Run a job of this package on the writer's thread; return its result once it is on disk."""
+        return self._writer.run_sync(job, size)
 
     def cache_get(self, key: bytes) -> bytes | None:
         """Return what was cached under `key`, None when nothing was or it is damaged."""

@@ -94,7 +94,12 @@ def seal_changes(snapshot: Snapshot, prefix: bytes, sealed: Sealed) -> list[Chan
         return None
     if not sealed.parts:
         return []
-    changes = [Change(Table.GROUPS, key, None) for key in found]
+    return [*(Change(Table.GROUPS, key, None) for key in found), *part_changes(prefix, sealed)]
+
+
+def part_changes(prefix: bytes, sealed: Sealed) -> list[Change]:
+    """Return what writes a bundle."""
+    changes: list[Change] = []
     for number, part in enumerate(sealed.parts):
         key = keys.bundle_key(prefix, number)
         changes.append(Change(Table.BUNDLES, key, codec.pack(Table.BUNDLES, key, part)))

@@ -1,0 +1,222 @@
+"""Export and import: bundles keep every byte, rows keep what datums are made of."""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from core.batch import BatchSettings, build_step
+from core.errors import DataError, StoreError
+from core.events import GroupDropped, GroupEvent
+from core.tree import Group, fold_group
+from store.bundlefile import export_bundles, import_bundles
+from store.exchange import Arrival, Passport, enter_groups
+from store.jsonl import export_jsonl, import_jsonl
+from store.log import Log, open_log
+from store.parquet import export_parquet, import_parquet
+from store.ports import GroupFate, StreamWrite
+from store.trajectories import to_arrival, to_rows
+from store.verify import verify
+from tests.building import bush, scored_leaves
+from tests.store.making import MAP_SIZE, claim, closed, open_run, run_event, trained
+from tests.strategies import GroupShape, group_records
+
+Export = Callable[[Log, Path], int]
+FORMATS = [
+    pytest.param(export_bundles, import_bundles, id="bundle"),
+    pytest.param(export_jsonl, import_jsonl, id="jsonl"),
+    pytest.param(export_parquet, import_parquet, id="parquet"),
+]
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Iterator[Log]:
+    """Return a log with trained, closed, dropped, aborted, re-opened, open and branching groups."""
+    with open_run(tmp_path / "source") as log:
+        _branching(log)
+        trained(log, 0)
+        log.journal.append_sync([GroupDropped(uid=closed(log)[0].uid, reason="no_signal")])
+        log.groups.abort_sync(claim(log), "weights_expired", 1.0)
+        closed(log)
+        log.groups.abort_sync(claim(log), "hopeless", 1.0, final=True)
+        claim(log)
+        yield log
+
+
+def _branching(log: Log) -> None:
+    """Write a group of one tree with four leaves, and close it."""
+    group = claim(log)
+    tree = bush((1.0, 0.0, 0.5, 0.0), ticket=group.ticket)
+    events: dict[int, list[GroupEvent]] = {}
+    for number, event in tree.records:
+        events.setdefault(number, []).append(event)
+    log.groups.append_sync(group, [StreamWrite(number, 0, theirs) for number, theirs in events.items()])
+    log.groups.close_sync(group, scored_leaves(tree.group()), 1.0)
+
+
+def complete(log: Log) -> dict[str, tuple[Group, tuple[object, ...], str]]:
+    """Return every complete group: folded, its members, its digest."""
+    found = {}
+    for row in log.group_rows():
+        if row.fate not in {GroupFate.OPEN, GroupFate.ABORTED}:
+            records = log.groups.fetch(row.uid).records
+            group = fold_group((record.tree, record.event) for record in records)
+            found[row.uid] = (group, row.chosen, row.digest)
+    return found
+
+
+def datum_digests(log: Log) -> tuple[str, ...]:
+    """Return the digests of the datums of all complete groups as one step, by the fullest estimator."""
+    groups = [(group, chosen) for group, chosen, _ in complete(log).values()]
+    return build_step(groups, BatchSettings(estimator="node")).digests()  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("export", "enter"), FORMATS)
+def test_an_export_enters_a_fresh_log(source: Log, tmp_path: Path, export: Export, enter: Export) -> None:
+    """The datums are the same in every format; the books of the new log are complete."""
+    path = tmp_path / "out"
+    assert export(source, path) > 0
+    assert path.stat().st_mode & 0o777 == 0o600
+    with open_log(tmp_path / "target", create=True, role="rollout", map_size=MAP_SIZE) as log:
+        assert enter(log, path) == len(complete(source))
+        assert log.run_event() == source.run_event()
+        assert datum_digests(log) == datum_digests(source) != ()
+        fates = {row.uid: row.fate for row in log.group_rows()}
+        assert [uid for uid, fate in fates.items() if fate is GroupFate.DROPPED] == ["000003.0"]
+        assert fates["000004.0"] is GroupFate.ABORTED
+        assert fates["000004.1"] is GroupFate.CLOSED
+        with pytest.raises(StoreError, match="fresh log"):
+            enter(log, path)
+    assert verify(tmp_path / "target") == []
+
+
+def test_bundles_keep_group_digests(source: Log, tmp_path: Path) -> None:
+    """Every byte of every record survives, sealed or not."""
+    export_bundles(source, tmp_path / "out")
+    with open_log(tmp_path / "target", create=True, role="rollout", map_size=MAP_SIZE) as log:
+        import_bundles(log, tmp_path / "out")
+        assert complete(log) == complete(source)
+
+
+def test_rows_stand_alone(source: Log, tmp_path: Path) -> None:
+    """A line of JSON holds tokens, logprobs, mask, reward and ids."""
+    export_jsonl(source, tmp_path / "out.jsonl")
+    rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert {row["uid"] for row in rows} == set(complete(source))
+    for row in rows:
+        assert len(row["tokens"]) == len(row["logprobs"]) == len(row["mask"])
+        assert [
+            value
+            for value, sampled in zip(row["logprobs"], row["mask"], strict=True)
+            if not sampled and value
+        ] == []
+        assert row["reward"] == row["score"]["value"]
+    assert json.loads((tmp_path / "out.jsonl.run.json").read_text())["run_id"] == "run-1"
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(records=group_records(1, GroupShape(references=True)), data=st.data())
+def test_rows_give_the_same_datums_for_any_group(
+    records: list[tuple[int, GroupEvent]], data: st.DataObject
+) -> None:
+    """Chains and trees, voids, rewritten prompts and reference logprobs survive the way through rows."""
+    group = fold_group(records)
+    chosen = scored_leaves(group)
+    passport = Passport(uid=group.uid, policy_version=0, weights_uri="", opened_at_step=0, chosen=chosen)
+    rows = list(to_rows(group, passport))
+    if not chosen:
+        return
+    arrival = to_arrival(rows)
+    back = fold_group((record.tree, decode(record.raw)) for record in arrival.records)
+    for name in ("group_mean", "tree", "node"):
+        how = BatchSettings(
+            estimator=name,
+            kl_beta=0.1,
+            prefix_weight=data.draw(st.sampled_from(["each", "once", "once_sum"])),
+        )
+        assert (
+            build_step([(back, arrival.passport.chosen)], how).digests()
+            == build_step([(group, chosen)], how).digests()
+        )
+    assert list(to_rows(back, arrival.passport)) == rows
+
+
+def decode(raw: bytes) -> GroupEvent:
+    """Return a group's event."""
+    from store.codec import decode_group
+
+    return decode_group(raw)
+
+
+def test_a_cut_or_changed_bundle_file_is_refused(source: Log, tmp_path: Path) -> None:
+    """Its end says how many groups there are, and their hash; nothing is entered before all is checked."""
+    export_bundles(source, tmp_path / "good")
+    content = (tmp_path / "good").read_bytes()
+    bad = {
+        "another format": b"{}" + content,
+        "cut in a frame": content[:-5],
+        "cut between frames": content[: -(content[::-1].index(b"dne") + 3 + 12)],
+        "flipped": content[:300] + bytes([content[300] ^ 1]) + content[301:],
+        "no run": content[:19] + content[content.index(b"group", 40) - 100 :],
+    }
+    with open_log(tmp_path / "target", create=True, role="rollout", map_size=MAP_SIZE) as log:
+        for name, damaged in bad.items():
+            (tmp_path / "bad").write_bytes(damaged)
+            with pytest.raises(DataError):
+                import_bundles(log, tmp_path / "bad")
+            assert log.run_event() is None, name
+
+
+def test_bad_rows_are_named(source: Log, tmp_path: Path) -> None:
+    """A line that is no row, rows that contradict each other, a missing run."""
+    path = tmp_path / "out.jsonl"
+    export_jsonl(source, path)
+    lines = path.read_text().splitlines()
+    row = json.loads(lines[0])
+    changes = [
+        ("not json", "line 1"),
+        (json.dumps(row | {"tokens": row["tokens"][:-1]}), "expected equal"),
+        (json.dumps(row | {"leaf": "9.9.9"}), "not its end"),
+    ]
+    for number, (line, says) in enumerate(changes):
+        path.write_text("\n".join([line, *lines[1:]]))
+        with (
+            open_log(tmp_path / f"t{number}", create=True, role="rollout", map_size=MAP_SIZE) as log,
+            pytest.raises(DataError, match=says),
+        ):
+            import_jsonl(log, path)
+    second = json.loads(lines[1])
+    path.write_text(lines[0] + "\n" + json.dumps(second | {"tokens": [9, *second["tokens"][1:]]}))
+    with open_log(tmp_path / "t9", create=True, role="rollout", map_size=MAP_SIZE) as log:
+        with pytest.raises(DataError, match="another prompt"):
+            import_jsonl(log, path)
+        (tmp_path / "out.jsonl.run.json").unlink()
+        with pytest.raises(DataError, match="cannot read the run"):
+            import_jsonl(log, path)
+        with pytest.raises(DataError, match="not a Parquet export"):
+            import_parquet(log, path)
+
+
+def test_what_enters_must_be_in_order_and_what_it_was(source: Log, tmp_path: Path) -> None:
+    """A group given twice, or with another digest, is refused."""
+    row = source.group("000001.0")
+    passport = Passport(uid=row.uid, policy_version=0, weights_uri="", opened_at_step=0, chosen=row.chosen)
+    arrival = Arrival(passport=passport, records=tuple(source.groups.fetch_raw(row.uid)), digest=row.digest)
+    with open_run(tmp_path / "target") as log, pytest.raises(StoreError, match="given twice"):
+        enter_groups(log, [arrival, arrival])
+    with open_run(tmp_path / "other") as log, pytest.raises(StoreError, match="arrived with digest"):
+        enter_groups(log, [Arrival(passport=passport, records=arrival.records, digest="0" * 64)])
+
+
+def test_an_export_needs_a_run(tmp_path: Path) -> None:
+    """An empty log has nothing to export, and no file is left."""
+    with open_log(tmp_path / "run", create=True, role="rollout", map_size=MAP_SIZE) as log:
+        for export in (export_bundles, export_jsonl, export_parquet):
+            with pytest.raises(StoreError, match="holds no run"):
+                export(log, tmp_path / "out")
+        log.open_run(run_event())
+        assert export_bundles(log, tmp_path / "out") == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "run"]
