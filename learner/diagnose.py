@@ -14,7 +14,9 @@ from store.ports import Bundle
 
 
 def diagnose(scene: Scene) -> list[Difference]:
-    """Return every difference, the likeliest cause first; empty when the step is exactly what was planned."""
+    """Return every difference, the likeliest cause first; empty exactly when the step is what was planned."""
+    if _is_as_planned(scene):
+        return []
     found = list(_order(scene))
     if any(difference.proven for difference in found):
         return found
@@ -22,7 +24,28 @@ def diagnose(scene: Scene) -> list[Difference]:
     found += values.rewards(scene)
     found += values.datums(scene)
     found += _plan(scene)
-    return found or list(_evidence(scene))
+    found = found or list(_evidence(scene))
+    unexplained = Difference(place=f"step {scene.planned.step}", field="digest", cause="no place was found")
+    return found or [unexplained]
+
+
+def _is_as_planned(scene: Scene) -> bool:
+    """Decide, by comparison alone; where and why is found out only when this says no."""
+    planned, rebuilt = scene.planned, scene.rebuilt
+    uids = [group.uid for group in planned.groups]
+    return (
+        uids == sorted(uids, key=parse_uid)
+        and all(
+            pinned.digest == taken.digest and pinned.marks in {b"", taken.marks}
+            for pinned, taken in zip(planned.groups, rebuilt.taken, strict=True)
+        )
+        and planned.members == len(rebuilt.batch.members)
+        and planned.micro_batches == rebuilt.batch.micro_batches
+        and planned.datum_digests == rebuilt.digests
+        and planned.batch_digest == rebuilt.batch_digest
+        and not list(_commit(scene))
+        and not list(_evidence(scene))
+    )
 
 
 def _order(scene: Scene) -> Iterator[Difference]:
