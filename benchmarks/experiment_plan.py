@@ -74,9 +74,9 @@ SWEEP = tuple(
 
 
 def cells(seeds: Sequence[int]) -> Iterator[Cell]:
-    """Yield every cell, seed by seed within a part, so that an early stop leaves whole seeds."""
+    """Yield every cell: the estimators seed by seed, then the sweep pair by pair, the dearest last."""
     yield from (Cell(BASE, seed, ()) for seed in seeds)
     yield from (Cell(arm, seed, MARKS) for seed in seeds for arm in ESTIMATORS)
     yield from (
-        Cell(arm, seed, (PER_CHAIN * arm.chains,)) for seed in seeds for pair in SWEEP for arm in pair
+        Cell(arm, seed, (PER_CHAIN * arm.chains,)) for pair in SWEEP for seed in seeds for arm in pair
     )

@@ -90,7 +90,7 @@ def make_tables(results: Path) -> dict[str, str]:
 
 
 def write_report(results: Path, tables: dict[str, str], page: Path) -> None:
-    """Put the tables into the page's marked places and draw its pictures; raises ValueError without a place."""
+    """Put the tables into the page's marked places and draw the pictures; raises ValueError without a place."""
     text = page.read_text(encoding="utf-8")
     for name, body in tables.items():
         begin, end = f"<!-- begin {name} -->\n", f"<!-- end {name} -->"
@@ -154,10 +154,15 @@ def signal_table(found: Results) -> str:
     return table(head, rows)
 
 
+def measured_pairs(found: Results) -> list[tuple[Arm, Arm]]:
+    """Return the pairs of the sweep of which both arms have at least two seeds."""
+    return [pair for pair in PAIRS if min(len(found.of(arm, mark_of(pair[0]))) for arm in pair) > 1]
+
+
 def sweep_table(found: Results) -> str:
     """Return held-out exact match of chains beside trees, per budget."""
     rows = []
-    for chain, tree in PAIRS:
+    for chain, tree in measured_pairs(found):
         mark = mark_of(chain)
         left, right = found.spread(chain, mark), found.spread(tree, mark)
         steps = "/".join(f"{found.mean(arm, mark, 'steps'):.0f}" for arm in (chain, tree))
@@ -176,7 +181,7 @@ def sweep_table(found: Results) -> str:
 def budget_table(found: Results) -> str:
     """Return the formula beside what was measured, per group, in tokens and in tool calls."""
     rows = []
-    for pair in PAIRS:
+    for pair in measured_pairs(found):
         for arm in pair:
             mark = mark_of(pair[0])
             leaves = found.mean(arm, mark, "members_per_step") / GROUPS_PER_STEP
@@ -233,14 +238,15 @@ def draw_estimators(found: Results, out: Path) -> None:
 
 def draw_sweep(found: Results, out: Path) -> None:
     """Draw chains and trees over the group's budget."""
+    pairs = measured_pairs(found)
     figure = Figure(figsize=(7, 3.6), layout="constrained")
     axes = figure.subplots()
     for place, name in enumerate(("chain GRPO", "tree")):
-        where = [position + 0.1 * (place - 0.5) for position in range(len(PAIRS))]
-        ems = [found.spread(pair[place], mark_of(pair[0])) for pair in PAIRS]
+        where = [position + 0.1 * (place - 0.5) for position in range(len(pairs))]
+        ems = [found.spread(pair[place], mark_of(pair[0])) for pair in pairs]
         means, halves = [100 * em.mean for em in ems], [100 * em.half for em in ems]
         axes.errorbar(where, means, halves, fmt="o-", capsize=3, label=name)
-    axes.set_xticks(range(len(PAIRS)), [f"{chain.chains} chains\n{tree.tree}" for chain, tree in PAIRS])
+    axes.set_xticks(range(len(pairs)), [f"{chain.chains} chains\n{tree.tree}" for chain, tree in pairs])
     axes.set_ylabel("held-out exact match, %")
     axes.grid(axis="y", alpha=0.3)
     axes.legend()
