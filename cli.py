@@ -28,6 +28,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 RUN_WAIT_SECONDS = 600.0
 """How long a command that names no preset waits for another one to create the run."""
 
+HOW_FAR = "how far should it train? Pass --max-steps N (later starts remember it)"
+
 
 class Given(NamedTuple):
     """What the user said about a run's configuration."""
@@ -136,10 +138,7 @@ def _workplace(
     given: Given, role: "Role", *, wait: bool = False, allow_code: Sequence[str] = ()
 ) -> Iterator[Workplace]:
     """Open the run, creating it when a preset or settings are given; close it afterwards."""
-    from core.config import from_plain
     from core.errors import ConfigError
-    from core.settings import differences, with_given
-    from rollout.environment import with_absolute_paths
     from store.log import open_log
 
     if not _exists(given.run_dir):
@@ -155,15 +154,25 @@ def _workplace(
     with open_log(given.run_dir, role=role) as log:
         opened = log.run_event()
         assert opened is not None  # runs are never emptied
-        config = from_plain(opened.config)
-        wanted = with_given(config, given.preset, given.tables, given.assignments)
-        if lines := differences(config, with_absolute_paths(wanted)):
-            raise ConfigError(
-                f"the run at {str(given.run_dir)!r} has another configuration; "
-                + "; ".join(lines)
-                + " (leave the setting out, or use another --run)"
-            )
-        yield Workplace(given.run_dir, log, config, opened)
+        yield Workplace(given.run_dir, log, _config_for(given, opened), opened)
+
+
+def _config_for(given: Given, opened: "RunOpened") -> "Config":
+    """Return the run's frozen configuration with this command's own settings; raises on a conflicting one."""
+    from core.config import from_plain
+    from core.errors import ConfigError
+    from core.settings import differences, with_given, with_own
+    from rollout.environment import with_absolute_paths
+
+    config = from_plain(opened.config)
+    wanted = with_absolute_paths(with_given(config, given.preset, given.tables, given.assignments))
+    if lines := differences(config, wanted):
+        raise ConfigError(
+            f"the run at {str(given.run_dir)!r} has another configuration; "
+            + "; ".join(lines)
+            + " (leave the setting out, or use another --run)"
+        )
+    return with_own(config, wanted)
 
 
 def _wait_for_run(run_dir: Path) -> None:
@@ -300,19 +309,26 @@ def _run_async(function: Callable[..., Any], *arguments: Any) -> Any:
               help="Train a new run from another run's recorded groups.")  # fmt: skip
 @click.option("--steps", default="", metavar="A:B", help="With --from: only the groups of these steps.")
 @click.option("--estimator", default="", help="With --from: the estimator of the new run.")
+@click.option("--dry-run", is_flag=True, help="Only estimate what the steps left will cost; change nothing.")
 @click.option("--yes", is_flag=True, help="Recover without asking, whatever has to be sent again.")
 @click.option("--quiet", is_flag=True, help="No line per step.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON line per step.")
 def learn(
     given: Given, allow_code: tuple[str, ...], max_steps: int | None, resume_from: str, source: Path | None,
-    steps: str, estimator: str, yes: bool, quiet: bool, as_json: bool,
+    steps: str, estimator: str, dry_run: bool, yes: bool, quiet: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Train on completed groups, one optimizer step per logical batch."""
     from core.errors import ConfigError
     from learner.loop import Options, run_learner
     from learner.telling import tell_step
+    from learner.tracking import Tracking
     from learner.work import Hooks
 
+    if dry_run:
+        if source is not None:
+            raise ConfigError("--dry-run estimates what is sampled and trained; --from RUN samples nothing")
+        _tell_estimate(given, allow_code, max_steps, as_json=as_json)
+        return
     if source is not None:
         given = _given_as(source, given, estimator)
     elif steps or estimator:
@@ -321,8 +337,8 @@ def learn(
         copied = _copy_groups(source, steps, place) if source is not None else None
         goal = max_steps if max_steps is not None else place.log.state().max_steps or copied
         if goal is None:
-            raise ConfigError("how far should it train? Pass --max-steps N (later starts remember it)")
-        with _session(place) as session:
+            raise ConfigError(HOW_FAR)
+        with Tracking(place.log, place.config, place.opened, _echo), _session(place) as session:
             hooks = Hooks(
                 notify=_echo,
                 committed=lambda _planned, committed: tell_step(
@@ -335,6 +351,38 @@ def learn(
             options = Options(resume_from=resume_from, any_age=source is not None)
             ending = run_learner(place.log, session, place.config, goal, hooks, options)
     _echo(f"learn: {ending.committed_steps} steps are committed; stopped: {ending.reason}")
+
+
+def _tell_estimate(
+    given: Given, allow_code: Sequence[str], max_steps: int | None, *, as_json: bool
+) -> None:  # fmt: skip
+    """Tell what the steps up to the goal will cost, from the run if there is one; write nothing."""
+    import msgspec
+
+    from core.errors import ConfigError
+    from core.settings import build_config
+    from learner.estimate import estimate, estimate_lines
+    from rollout.environment import freeze
+    from rollout.plan import make_plan
+    from store.log import open_log
+
+    if _exists(given.run_dir):
+        with open_log(given.run_dir, readonly=True) as log:
+            opened, state = log.run_event(), log.state()
+            history = [record.event for record in log.journal.read()]
+        assert opened is not None
+        config, goal, done = _config_for(given, opened), max_steps or state.max_steps, state.committed_steps
+    elif given.preset or given.tables or given.assignments:
+        config = freeze(build_config(given.preset, given.tables, given.assignments), allow_code)
+        history, goal, done = [], max_steps, 0
+    else:
+        raise ConfigError(
+            f"there is no run at {str(given.run_dir)!r}: pass --preset NAME to estimate a new one"
+        )
+    if goal is None:
+        raise ConfigError(HOW_FAR)
+    found = estimate(config, make_plan(config.rollout), max(goal - done, 0), history)
+    click.echo(msgspec.json.encode(found).decode() if as_json else "\n".join(estimate_lines(found)))
 
 
 def _given_as(source: Path, given: Given, estimator: str) -> Given:
@@ -373,6 +421,7 @@ def _evaluator(place: Workplace, session: "Session", allow_code: Sequence[str]) 
     """Return what evaluates a just-published policy on the dev questions and records it."""
 
     def evaluate(policy: Any) -> None:
+        from learner.points import evaluation_name
         from rollout.environment import questions
         from rollout.evaluate import EvalOptions, Weights
         from rollout.progress import silence
@@ -382,7 +431,7 @@ def _evaluator(place: Workplace, session: "Session", allow_code: Sequence[str]) 
             samples=settings.eval_samples,
             temperature=1.0,
             limit=settings.eval_limit,
-            name=f"step-{policy.step}",
+            name=evaluation_name(policy.step),
         )
         weights = Weights(policy.weights_uri, policy.policy_version)
         event = _evaluate(

@@ -72,14 +72,20 @@ def setting_names(table: type[Table] = Config, prefix: str = "") -> Iterator[str
             yield prefix + field.encode_name
 
 
+OWN = ("budget.", "tracking.")
+
+
+def with_own(frozen: Config, wanted: Config) -> Config:
+    """Return the frozen configuration with the settings that are a command's own: when it stops, who is told."""
+    return msgspec.structs.replace(frozen, budget=wanted.budget, tracking=wanted.tracking)
+
+
 def differences(frozen: Config, wanted: Config) -> list[str]:
-    """Return one line per setting that differs, with both values."""
-    left, right = dict(_flatten(msgspec.to_builtins(frozen))), dict(_flatten(msgspec.to_builtins(wanted)))
-    return [
-        f"{key}: the run has {left.get(key)!r}, you asked for {right.get(key)!r}"
-        for key in sorted(left.keys() | right.keys())
-        if left.get(key) != right.get(key)
-    ]
+    """Return one line per frozen setting that differs, with both values."""
+    left, right = (dict(_flatten(msgspec.to_builtins(config))) for config in (frozen, wanted))
+    keys = sorted(key for key in left.keys() | right.keys() if left.get(key) != right.get(key))
+    told = (key for key in keys if not key.startswith(OWN))
+    return [f"{key}: the run has {left.get(key)!r}, you asked for {right.get(key)!r}" for key in told]
 
 
 def with_given(

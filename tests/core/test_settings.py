@@ -5,7 +5,15 @@ import pytest
 
 from core.config import Config
 from core.errors import ConfigError
-from core.settings import PRESETS, build_config, conflicts, differences, parse_assignment, setting_names
+from core.settings import (
+    PRESETS,
+    build_config,
+    differences,
+    parse_assignment,
+    setting_names,
+    with_given,
+    with_own,
+)
 
 
 def test_layers_override_each_other() -> None:
@@ -103,12 +111,27 @@ def test_setting_names_are_the_dotted_leaves() -> None:
 def test_only_given_settings_conflict() -> None:
     """A later command that repeats what is frozen, or says nothing, is no conflict."""
     frozen = build_config("search-r1", {}, ["run.seed=3"])
-    assert conflicts(frozen, "", {}, []) == []
-    assert conflicts(frozen, "search-r1", {"run": {"seed": 3}}, ["rollout.group_size=8"]) == []
-    assert conflicts(frozen, "demo", {}, []) == ["preset: the run has 'search-r1', you asked for 'demo'"]
-    assert conflicts(frozen, "", {}, ["run.seed=4"]) == ["run.seed: the run has 3, you asked for 4"]
+
+    def conflicts(preset: str, tables: dict[str, object], assignments: list[str]) -> list[str]:
+        return differences(frozen, with_given(frozen, preset, tables, assignments))
+
+    assert conflicts("", {}, []) == []
+    assert conflicts("search-r1", {"run": {"seed": 3}}, ["rollout.group_size=8"]) == []
+    assert conflicts("", {}, ["run.seed=4"]) == ["run.seed: the run has 3, you asked for 4"]
+    with pytest.raises(ConfigError, match="preset: the run has 'search-r1', you asked for 'demo'"):
+        conflicts("demo", {}, [])
     with pytest.raises(ConfigError, match="unknown setting"):
-        conflicts(frozen, "", {}, ["run.sed=4"])
+        conflicts("", {}, ["run.sed=4"])
+
+
+def test_budget_and_tracking_are_the_commands_own() -> None:
+    """A larger budget lets a stopped run go on, so neither table is a conflict, and both take effect."""
+    frozen = build_config("demo", {}, ["budget.search_calls=10"])
+    wanted = with_given(frozen, "", {}, ["budget.search_calls=20", "tracking.swanlab=offline"])
+    assert differences(frozen, wanted) == []
+    changed = with_own(frozen, wanted)
+    assert (changed.budget.search_calls, changed.tracking.swanlab) == (20, "offline")
+    assert changed.rollout == frozen.rollout
 
 
 def test_differences_name_both_values() -> None:
