@@ -76,7 +76,7 @@ OWN = ("budget.", "tracking.")
 
 
 def with_own(frozen: Config, wanted: Config) -> Config:
-    """Return the frozen configuration with the settings that are a command's own: when it stops, who is told."""
+    """Return the frozen configuration with a command's own settings: when it stops, and who is told."""
     return msgspec.structs.replace(frozen, budget=wanted.budget, tracking=wanted.tracking)
 
 
