@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from core.digests import payload_digest
-from core.events import GroupEvent, PlanEvidence
+from core.events import GroupEvent, PlanEvidence, StepPlanned
 from core.ids import parse_uid
 from learner import evidence, values
 from learner.difference import Decode, Difference, Scene
@@ -163,13 +163,13 @@ def _commit(scene: Scene) -> Iterator[Difference]:
     if committed is None:
         return
     place = f"step_committed of step {planned.step}"
-    sent = [[planned.datum_digests[index] for index in micro] for micro in planned.micro_batches]
-    if committed.engine_digest and committed.engine_digest != payload_digest(sent):
+    sent = _payloads(planned)
+    if committed.engine_digest and committed.engine_digest != sent:
         yield Difference(
             place=place,
             field="engine_digest",
             recorded=committed.engine_digest,
-            derived=payload_digest(sent),
+            derived=sent,
             cause="the engine received other payloads than planned, or the commit was altered",
         )
     if committed.skipped is bool(planned.datum_digests):
@@ -180,6 +180,16 @@ def _commit(scene: Scene) -> Iterator[Difference]:
             derived=str(not planned.datum_digests),
             cause="a step is skipped exactly when it has no datums",
         )
+
+
+def _payloads(planned: StepPlanned) -> str:
+    """Return the digest of the payloads that a plan speaks of, in words where it contradicts itself."""
+    try:
+        return payload_digest(
+            [[planned.datum_digests[index] for index in micro] for micro in planned.micro_batches]
+        )
+    except (IndexError, ValueError) as exc:
+        return f"none, its micro-batches and datum digests do not fit: {exc}"
 
 
 def _evidence(scene: Scene) -> Iterator[Difference]:

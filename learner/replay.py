@@ -97,8 +97,11 @@ def replay_step(auditor: Auditor, step: int) -> StepReport:
     Raises StoreError when it was never planned, CodeNotAllowed when its estimator is code that the user has
     not allowed. A damaged or contradictory record is a MISMATCH that names it.
     """
-    planned = auditor.log.plan(step)
-    committed = committed_event(auditor.log, step)
+    return judge(auditor, auditor.log.plan(step), committed_event(auditor.log, step))
+
+
+def judge(auditor: Auditor, planned: StepPlanned, committed: StepCommitted | None) -> StepReport:
+    """Return the report on a plan, whatever it says, as `replay_step` does for the recorded one."""
     changes = changed(planned.fingerprints, auditor.current)
     try:
         rebuilt = rebuild(auditor.log, planned, auditor.load)

@@ -7,8 +7,11 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from core.arrays import pack_logprobs, pack_tokens, view_logprobs, view_tokens
+from core.errors import CodeNotAllowed
 from core.events import (
     AdamParams,
     Answered,
@@ -20,11 +23,14 @@ from core.events import (
     TurnSampled,
 )
 from learner.fingerprints import code_fingerprints
-from learner.replay import Auditor, StepReport, replay_step
+from learner.rebuild import committed_event
+from learner.replay import Auditor, StepReport, judge, replay_step
 from store.log import open_log
 from tests.learner.tampering import flip_bit, rewrite_group, rewrite_journal
+from tests.strategies import _FIELDS
 
 Copy = Callable[[str], Path]
+PLAN_FIELDS = _FIELDS[StepPlanned]
 
 
 def audit(run_dir: Path, step: int = 1) -> StepReport:
@@ -269,3 +275,29 @@ def test_two_altered_logprobs_are_still_a_mismatch_that_names_the_records(copy_o
     assert f"group {group.uid} tree 1 record 0 (sample 0.0.0)" in text
     assert f"{group.uid}/t1/" in text
     assert "logprobs" in text
+
+
+ALTERABLE = sorted(set(StepPlanned.__struct_fields__) - {"step", "policy_version", "fingerprints", "at"})
+
+
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_whatever_a_plan_says_the_judgement_is_a_report(
+    recorded: dict[str, Path], data: st.DataObject
+) -> None:
+    """Random values in random fields: never an error of another kind, and a match only of equal digests."""
+    with open_log(recorded["trees"], readonly=True) as log:
+        planned = log.plan(1)
+        committed = committed_event(log, 1)
+        names = data.draw(st.sets(st.sampled_from(ALTERABLE), min_size=1, max_size=4))
+        fields = {name: data.draw(PLAN_FIELDS[name], label=name) for name in sorted(names)}
+        forged = msgspec.structs.replace(planned, **fields)
+        try:
+            report = judge(Auditor(log, {}), forged, committed)
+        except CodeNotAllowed:
+            assert ":" in forged.estimator
+            return
+        if report.match:
+            assert forged.datum_digests == planned.datum_digests
+            assert forged.batch_digest == planned.batch_digest
+            assert forged.groups == planned.groups
