@@ -91,11 +91,11 @@ def test_the_base_can_do_the_task_a_little() -> None:
     assert blind["em"] <= 0.10
 
 
-def test_twenty_steps_of_rl_raise_held_out_exact_match() -> None:
-    """A short run gains at least 15 points, keeps reading, and two runs end in the same weights."""
+def test_a_few_steps_of_rl_raise_held_out_exact_match() -> None:
+    """Twelve steps gain at least 15 points, keeps reading, and two runs end in the same weights."""
     room = Room(BASE_FOLDER, 0)
     args = argparse.Namespace(
-        world=0, rank=16, steps=20, groups=8, group_size=8, lr=2e-3, loss="importance_sampling"
+        world=0, rank=16, steps=12, groups=8, group_size=8, lr=2e-3, loss="importance_sampling"
     )
     before = evaluate(SamplerModel.from_base(BASE), room, QUESTIONS, 2)
     model, _ = train(BASE, room, args, seed=5)
@@ -104,5 +104,5 @@ def test_twenty_steps_of_rl_raise_held_out_exact_match() -> None:
     assert after["em"] >= before["em"] + 0.15
     blind = rewards(rollout(sampler, Room(BASE_FOLDER, 0, blind=True), QUESTIONS, 1, 0, 1.0))
     assert np.mean(blind == 1) <= 0.10
-    args.steps = 2
+    args.steps, args.groups = 2, 2
     assert train(BASE, room, args, seed=6)[0].digest() == train(BASE, room, args, seed=6)[0].digest()
