@@ -659,20 +659,22 @@ def _audit(
 ) -> bool:  # fmt: skip
     """Replay steps one at a time and tell each; return whether all match."""
     from learner.parallel import Means, audit
-    from learner.telling import report_json, report_lines, summary_line
+    from learner.telling import note_lines, report_json, report_lines, summary_line
 
     matches = []
+    notes = []
     bar = click.progressbar(length=len(wanted), label="replaying", file=sys.stderr)
     with bar if len(wanted) > 1 and sys.stderr.isatty() else contextlib.nullcontext() as shown:
         means = Means(_code_loader, tuple(allow_code), _decoder(log))
         for report in audit(log, wanted, means, jobs):
             matches.append(report.match)
+            notes += [(report.step, note) for note in report.notes]
             lines = [report_json(report)] if as_json else report_lines(report, whole=whole)
             click.echo("\n".join(lines))
             if shown is not None:
                 shown.update(1)
     if not as_json and not whole:
-        click.echo(summary_line(matches))
+        click.echo("\n".join([*note_lines(notes), summary_line(matches)]))
     return all(matches)
 
 

@@ -1,7 +1,9 @@
 """Owns how steps and audits read in a terminal or as JSON lines; it computes nothing."""
 
+import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
 
 import msgspec
 
@@ -12,6 +14,8 @@ from learner.visible import one_line
 
 QUESTION_WIDTH = 72
 ANSWER_WIDTH = 28
+LONG_HEX = re.compile(r"\b([0-9a-f]{12})[0-9a-f]{20,}\b")
+"""A digest or a revision, of which twelve digits tell enough to a person."""
 
 
 def tell_step(committed: StepCommitted, goal: int, *, quiet: bool, as_json: bool) -> None:
@@ -52,7 +56,7 @@ def report_json(report: StepReport) -> str:
 
 
 def report_lines(report: StepReport, *, whole: bool) -> list[str]:
-    """Return a report as lines; `whole` adds what the step was made of, group by group."""
+    """Return a report as lines; `whole` adds what the step was made of, group by group, and its notes."""
     verdict = "MATCH" if report.match else "MISMATCH"
     state = "" if report.committed else "  (planned, not committed)"
     state += "  (skipped: no signal)" if report.skipped else ""
@@ -60,8 +64,33 @@ def report_lines(report: StepReport, *, whole: bool) -> list[str]:
     if whole:
         lines += _made_of(report)
     lines += [f"  {difference}" for difference in report.differences]
-    lines += [f"  note: {note}" for note in report.notes]
+    if whole:
+        lines += [f"  note: {_shortened(note)}" for note in report.notes]
     return lines
+
+
+def note_lines(notes: Iterable[tuple[int, str]]) -> list[str]:
+    """Return the notes of an audit, each (step, note), with the same words told once for all their steps."""
+    steps: dict[str, list[int]] = {}
+    for step, note in notes:
+        steps.setdefault(_shortened(note), []).append(step)
+    return [f"note: {_span(listed)}: {note}" for note, listed in steps.items()]
+
+
+def _shortened(note: str) -> str:
+    return LONG_HEX.sub(r"\1", note)
+
+
+def _span(steps: Sequence[int]) -> str:
+    """Return ascending steps in words: step 3, steps 0–29, steps 0–4, 7, 9–11."""
+    cuts = [
+        0,
+        *(place for place, (left, right) in enumerate(pairwise(steps), 1) if right != left + 1),
+        len(steps),
+    ]
+    runs = [(steps[start], steps[stop - 1]) for start, stop in pairwise(cuts)]
+    spans = ", ".join(f"{first}" if first == last else f"{first}–{last}" for first, last in runs)
+    return f"step{'s' if len(steps) > 1 else ''} {spans}"
 
 
 def _made_of(report: StepReport) -> list[str]:
