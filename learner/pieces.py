@@ -1,10 +1,12 @@
 """Owns the text of single tokens: what each id stands for, and raw bytes where it is part of a character."""
 
+import codecs
 import re
 from collections.abc import Sequence
 from typing import Final, Literal, NamedTuple, Protocol
 
 REPLACEMENT: Final = "\ufffd"
+_DECODER: Final = codecs.getincrementaldecoder("utf-8")
 _BYTE_TOKEN: Final = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
@@ -87,16 +89,18 @@ def _join_characters(pieces: Sequence[Piece], texts: list[str], start: int, stop
     """Put whole characters made of the byte pieces start..stop-1 at the first piece of each."""
     first = start
     while first < stop:
-        joined = b""
+        decoder = _DECODER()
+        text = ""
         for last in range(first, stop):
-            joined += pieces[last].raw
             try:
-                texts[first] = joined.decode()
+                text += decoder.decode(pieces[last].raw)
             except UnicodeDecodeError:
-                continue
-            texts[first + 1 : last + 1] = [""] * (last - first)
-            first = last
-            break
+                break
+            if not decoder.getstate()[0]:
+                texts[first] = text
+                texts[first + 1 : last + 1] = [""] * (last - first)
+                first = last
+                break
         first += 1
 
 

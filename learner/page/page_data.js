@@ -27,14 +27,19 @@ function findGroup(uid, step) {
 }
 
 function bytesOf(text) {
-  return Uint8Array.from(atob(text), (character) => character.charCodeAt(0));
+  const characters = atob(text);
+  const bytes = new Uint8Array(characters.length);
+  for (let at = 0; at < bytes.length; at += 1) bytes[at] = characters.charCodeAt(at);
+  return bytes;
 }
 
 function unpackIntegers(text) {
   const values = [];
+  const bytes = bytesOf(text);
   let value = 0;
   let weight = 1;
-  for (const byte of bytesOf(text)) {
+  for (let at = 0; at < bytes.length; at += 1) {
+    const byte = bytes[at];
     value += (byte & 127) * weight;
     weight *= 128;
     if (byte < 128) {
@@ -52,28 +57,50 @@ function unpackFloats(text) {
 
 const DECODER = new TextDecoder("utf-8", { fatal: true });
 
-function hexBytes(hex) {
-  return Uint8Array.from(hex.match(/../g) ?? [], (pair) => parseInt(pair, 16));
+// By token: its bytes where it is part of a character, and its text when it stands alone.
+const RAW = [];
+for (const token of WORDS.bytes) RAW[token] = (WORDS.texts[token].match(/../g) ?? []).map((pair) => parseInt(pair, 16));
+const ALONE = WORDS.texts.map((text, token) => BYTES.has(token) ? text.replace(/../g, "\\x$&") : text);
+
+// Whether bytes are whole characters (1), the beginning of some (0), or neither (-1).
+function wholeness(bytes) {
+  for (let at = 0; at < bytes.length;) {
+    const lead = bytes[at];
+    const size = lead < 0x80 ? 1 : lead < 0xc2 ? 0 : lead < 0xe0 ? 2 : lead < 0xf0 ? 3 : lead < 0xf5 ? 4 : 0;
+    if (!size) return -1;
+    for (let next = at + 1; next < at + size; next += 1) {
+      if (next >= bytes.length) return 0;
+      if ((bytes[next] & 0xc0) !== 0x80) return -1;
+    }
+    at += size;
+  }
+  return 1;
+}
+
+function decodeWhole(bytes) {
+  try {
+    return DECODER.decode(new Uint8Array(bytes));
+  } catch {
+    return null;
+  }
 }
 
 // One text per token. A character spread over several tokens stands at the first of them.
 function tokenTexts(numbers) {
-  const texts = numbers.map((token) =>
-    BYTES.has(token) ? WORDS.texts[token].replace(/../g, "\\x$&") : WORDS.texts[token]);
+  const texts = numbers.map((token) => ALONE[token]);
   for (let first = 0; first < numbers.length; first += 1) {
-    let joined = [];
-    for (let last = first; last < numbers.length && BYTES.has(numbers[last]); last += 1) {
-      joined = [...joined, ...hexBytes(WORDS.texts[numbers[last]])];
-      if (joined.length > 8) break;
-      let text;
-      try {
-        text = DECODER.decode(new Uint8Array(joined));
-      } catch {
-        continue;
+    if (RAW[numbers[first]] === undefined) continue;
+    const joined = [];
+    for (let last = first; last < numbers.length && RAW[numbers[last]] !== undefined; last += 1) {
+      joined.push(...RAW[numbers[last]]);
+      const state = wholeness(joined);
+      if (state === 0) continue;
+      const text = state === 1 ? decodeWhole(joined) : null;
+      if (text !== null) {
+        texts[first] = text;
+        texts.fill("", first + 1, last + 1);
+        first = last;
       }
-      texts[first] = text;
-      texts.fill("", first + 1, last + 1);
-      first = last;
       break;
     }
   }
@@ -85,6 +112,11 @@ function readTokens(packed) {
   const numbers = unpackIntegers(packed);
   const texts = tokenTexts(numbers);
   return { numbers, texts, text: texts.join("") };
+}
+
+// The text alone, for searching: it is not kept.
+function textOf(packed) {
+  return tokenTexts(unpackIntegers(packed)).join("");
 }
 
 const BLOCKS = new Map();

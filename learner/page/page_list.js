@@ -3,7 +3,7 @@
 const STEP_ROW = 40;
 const GROUP_ROW = 74;
 const MARGIN = 400;
-const SLICE_MS = 12;
+const SLICE_MS = 25;
 const MAX_DOTS = 22;
 let rows = [];
 let matching = new Map();
@@ -29,8 +29,8 @@ function leafFits(leaf) {
 
 function nodeText(node) {
   node.haystack ??= [
-    nodeTokens(node).text, node.answer ?? "", node.tool ?? "", ...(node.arguments ?? []).flat(),
-    observationTokens(node)?.text ?? "", node.observation?.error ?? "",
+    textOf(node.tokens ?? ""), node.answer ?? "", node.tool ?? "", ...(node.arguments ?? []).flat(),
+    textOf(node.observation?.tokens ?? ""), node.observation?.error ?? "",
   ].join("\n").toLowerCase();
   return node.haystack;
 }

@@ -1,5 +1,6 @@
 """Texts of single tokens, and text made visible."""
 
+import time
 import unicodedata
 from pathlib import Path
 
@@ -80,3 +81,13 @@ def test_visible_text_hides_nothing(text: str) -> None:
 def test_one_line_is_short_and_says_that_it_goes_on(text: str, limit: int, shown: str) -> None:
     """Line breaks are marked, the length is bounded, and … stands for the rest."""
     assert one_line(text, limit) == shown
+
+
+def test_long_runs_of_broken_characters_take_no_time() -> None:
+    """Thousands of bytes that never make a character are read once, not once per byte."""
+    ids = encode("🙂")
+    pieces = Pieces(tokenizer())
+    start = time.perf_counter()
+    texts = pieces.texts([ids[0], ids[1], ids[2]] * 20_000)
+    assert time.perf_counter() - start < 5
+    assert texts[:3] == ["\\xf0", "\\x9f", "\\x99"]
