@@ -9,7 +9,6 @@ import base64
 import contextlib
 import hashlib
 import html
-import os
 import re
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -214,18 +213,12 @@ def _script() -> str:
 def _replacing(out: Path) -> Iterator[IO[bytes]]:
     """Open a file that takes the place of `out` when it is complete."""
     try:
-        handle, name = tempfile.mkstemp(dir=out.parent, prefix=f".{out.name}.")
+        with tempfile.TemporaryDirectory(dir=out.parent, prefix=".rolltape-page-") as folder:
+            path = Path(folder) / out.name
+            with path.open("wb") as file:
+                yield file
+            path.replace(out)
     except OSError as error:
         raise ConfigError(
             f"cannot write the page to {str(out)!r}: {error}; name a file in a folder that exists"
         ) from error
-    try:
-        with os.fdopen(handle, "wb") as file:
-            yield file
-        Path(name).chmod(0o644)
-        Path(name).replace(out)
-    except BaseException as error:
-        Path(name).unlink(missing_ok=True)
-        if isinstance(error, OSError):
-            raise ConfigError(f"cannot write the page to {str(out)!r}: {error}") from error
-        raise
