@@ -37,7 +37,7 @@ from tests.fakes import (
 )
 
 TURNS = 4
-SAMPLING, SEARCHING = 0.40, 0.15
+SAMPLING, SEARCHING = 1.0, 0.3
 """Seconds, the mean of both kinds of latency."""
 
 Shape = Callable[[float], float]
