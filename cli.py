@@ -964,6 +964,59 @@ def show(run_dir: Path, uid: str, trajectory: str, follow: bool) -> None:
             show_run(log, Console(), follow=follow)
 
 
+@main.command("export")
+@_run_option
+@click.option("--out", required=True, type=click.Path(path_type=Path, dir_okay=False))
+@click.option(
+    "--format", "form", type=click.Choice(["bundle", "jsonl", "parquet"]), help="Default: by the ending."
+)
+def export_command(run_dir: Path, out: Path, form: str | None) -> None:
+    """Write the complete groups: bundles byte for byte, or one row per trajectory (jsonl, parquet)."""
+    from store.log import open_log
+
+    export, _ = _exchange(out, form)
+    with open_log(run_dir, readonly=True) as log:
+        click.echo(f"wrote {export(log, out)} to {out}")
+
+
+@main.command("import")
+@_run_option
+@click.option("--from", "source", required=True, type=click.Path(path_type=Path, exists=True, dir_okay=False))
+@click.option(
+    "--format", "form", type=click.Choice(["bundle", "jsonl", "parquet"]), help="Default: by the ending."
+)
+def import_command(run_dir: Path, source: Path, form: str | None) -> None:
+    """Enter exported groups, and the run they belong to, into a fresh log."""
+    from store.log import open_log
+
+    _, enter = _exchange(source, form)
+    with open_log(run_dir, create=True) as log:
+        click.echo(f"entered {enter(log, source)} groups into {run_dir}")
+
+
+def _exchange(path: Path, form: str | None) -> tuple[Callable[..., int], Callable[..., int]]:
+    """Return how a format is written and read."""
+    from core.errors import ConfigError
+
+    match form or {".jsonl": "jsonl", ".parquet": "parquet", ".bundle": "bundle"}.get(path.suffix):
+        case "bundle":
+            from store.bundlefile import export_bundles, import_bundles
+
+            return export_bundles, import_bundles
+        case "jsonl":
+            from store.jsonl import export_jsonl, import_jsonl
+
+            return export_jsonl, import_jsonl
+        case "parquet":
+            try:
+                from store.parquet import export_parquet, import_parquet
+            except ImportError as error:
+                raise ConfigError("Parquet needs pyarrow: pip install 'rolltape[parquet]'") from error
+            return export_parquet, import_parquet
+        case _:
+            raise ConfigError(f"{str(path)!r}: name the --format, one of bundle, jsonl and parquet")
+
+
 @main.command()
 @_run_option
 @click.option("--out", required=True, type=click.Path(path_type=Path, file_okay=False), help="New directory.")
