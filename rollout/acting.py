@@ -30,7 +30,7 @@ FATAL = (CredentialsMissing, EngineDied, ServiceRefused, WeightsGone)
 """Not one trajectory's misfortune: the group or the worker must decide."""
 
 
-class GroupFailed(Exception):  # noqa: N818 what it says
+class GroupFailed(Exception):
     """Raised when a whole group cannot go on, through no fault of the policy; says why."""
 
 
