@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from core.arrays import view_logprobs
@@ -326,6 +327,16 @@ def test_a_step_that_cannot_be_derived_says_why(tmp_path: Path, visit: Visitor) 
     assert seen.count(".node") > 8
     assert "advantages are not derived" in seen.texts("#turns .credit")[0]
     assert seen.complaints == []
+
+
+def test_a_mismatch_cannot_be_overlooked(tmp_path: Path, visit: Visitor) -> None:
+    """A step whose batch digest is not the recorded one says so in the list and above its trees."""
+    source = told_step(0, [told_group(1)])
+    planned = msgspec.structs.replace(source.planned, batch_digest="0" * 64)
+    write(tmp_path / "altered.html", [source._replace(planned=planned)])
+    seen = visit(tmp_path / "altered.html")
+    assert seen.texts(".step-row .verdict.mismatch") == ["MISMATCH"]
+    assert seen.texts("#trees .verdict.mismatch") == ["re-derived: MISMATCH"]
 
 
 def contrast(first: str, second: str) -> float:
