@@ -640,7 +640,7 @@ def replay(
 
     with open_log(run_dir, readonly=True) as log:
         if trajectory:
-            _show_trajectory(log, trajectory)
+            _show_trajectory(log, trajectory, allow_code)
             return
         wanted = _step_range(step, steps, every, log)
         if html is not None:
@@ -763,7 +763,7 @@ def _scorer(log: "Log", allow_code: Sequence[str]) -> Callable[[Any], float]:
     return lambda trajectory: scorer.score(trajectory).value
 
 
-def _show_trajectory(log: "Log", place: str) -> None:
+def _show_trajectory(log: "Log", place: str, allow_code: Sequence[str]) -> None:
     from rich.console import Console
 
     from core.errors import ConfigError
@@ -773,7 +773,15 @@ def _show_trajectory(log: "Log", place: str) -> None:
     tree, _, leaf = rest.partition("/")
     if not (uid and tree.lstrip("t").isdecimal() and leaf):
         raise ConfigError(f"--trajectory {place!r}: expected UID/TREE/LEAF such as 000012.0/1/0.0.2")
-    show_trajectory(log, uid, int(tree.lstrip("t")), leaf, _offline_tokenizer(log), Console())
+    show_trajectory(
+        log,
+        uid,
+        int(tree.lstrip("t")),
+        leaf,
+        _offline_tokenizer(log),
+        Console(),
+        load=_code_loader(allow_code),
+    )
 
 
 def _write_page(
@@ -945,10 +953,11 @@ def checkpoints(run_dir: Path, as_json: bool) -> None:
 
 @main.command()
 @_run_option
+@_allow_code_option
 @click.option("--group", "uid", default="", metavar="UID", help="One group's trees.")
 @click.option("--trajectory", default="", metavar="UID/TREE/LEAF", help="One conversation, token by token.")
 @click.option("--follow", is_flag=True, help="Stay, and show a live run.")
-def show(run_dir: Path, uid: str, trajectory: str, follow: bool) -> None:
+def show(run_dir: Path, allow_code: tuple[str, ...], uid: str, trajectory: str, follow: bool) -> None:
     """Look at a run, a group or a trajectory in the terminal."""
     from rich.console import Console
 
@@ -957,9 +966,9 @@ def show(run_dir: Path, uid: str, trajectory: str, follow: bool) -> None:
 
     with open_log(run_dir, readonly=True) as log:
         if trajectory:
-            _show_trajectory(log, trajectory)
+            _show_trajectory(log, trajectory, allow_code)
         elif uid:
-            show_group(log, uid, Console())
+            show_group(log, uid, Console(), load=_code_loader(allow_code))
         else:
             show_run(log, Console(), follow=follow)
 
