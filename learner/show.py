@@ -197,8 +197,9 @@ FATE_STYLES: Final = {
 
 def _groups(groups: Sequence[tuple[GroupRow, Text]]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim")
-    for name in ("group", "fate", "policy", "trajectories"):
-        table.add_column(name, no_wrap=True)
+    for name, width in (("group", 8), ("fate", 18), ("policy", 6)):
+        table.add_column(name, no_wrap=True, min_width=width)
+    table.add_column("trajectories", no_wrap=True, overflow="ellipsis", ratio=1)
     for row, text in groups:
         fate = Text(row.fate.value, style=FATE_STYLES[row.fate])
         if row.step is not None:
