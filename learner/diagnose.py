@@ -40,6 +40,7 @@ def _is_as_planned(scene: Scene) -> bool:
             for pinned, taken in zip(planned.groups, rebuilt.taken, strict=True)
         )
         and planned.members == len(rebuilt.batch.members)
+        and planned.policy_version == scene.policy_version
         and planned.micro_batches == rebuilt.batch.micro_batches
         and planned.datum_digests == rebuilt.digests
         and planned.batch_digest == rebuilt.batch_digest
@@ -134,6 +135,14 @@ def _plan(scene: Scene) -> Iterator[Difference]:
             recorded=str(planned.members),
             derived=str(members),
             cause="N is not the number of chosen leaves",
+        )
+    if planned.policy_version != scene.policy_version:
+        yield Difference(
+            place=place,
+            field="policy_version",
+            recorded=str(planned.policy_version),
+            derived=str(scene.policy_version),
+            cause="it is not the newest version that was published before the plan",
         )
     if planned.micro_batches != rebuilt.batch.micro_batches:
         yield Difference(

@@ -43,5 +43,7 @@ class Scene(NamedTuple):
     rebuilt: Rebuilt
     fetch: Callable[[str], Bundle]
     decode: Decode | None
+    policy_version: int
+    """The newest that was published before the plan."""
     changes: Sequence[str]
     """Fingerprints that changed since, in words."""

@@ -109,8 +109,16 @@ def judge(auditor: Auditor, planned: StepPlanned, committed: StepCommitted | Non
         raise
     except RolltapeError as exc:
         return _unfolded(planned, committed, exc, changes)
-    scene = Scene(planned, committed, rebuilt, auditor.log.groups.fetch, auditor.decode, changes)
+    version = _version_before(auditor.log, planned.step)
+    fetch = auditor.log.groups.fetch
+    scene = Scene(planned, committed, rebuilt, fetch, auditor.decode, version, changes)
     return _report(scene, diagnose(scene))
+
+
+def _version_before(log: Log, step: int) -> int:
+    """Return the newest policy version that was published before a step was planned."""
+    index = log.step(step).planned_index
+    return max(row.policy_version for row in log.policies() if row.index < index)
 
 
 def replay_steps(auditor: Auditor, steps: Iterable[int]) -> Iterator[StepReport]:
