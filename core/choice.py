@@ -31,9 +31,9 @@ def subset(draws: Float64, count: int) -> tuple[int, ...]:
     return tuple(sorted(int(position) for position in order(draws)[:count]))
 
 
-def uniform(draws: Float64, things: int) -> tuple[int, ...]:
-    """Return one position in 0..things-1 per draw, with replacement."""
-    return tuple(min(int(value * things), things - 1) for value in draws)
+def uniform(draws: Float64, things: int) -> Int64:
+    """Return int64 [n]: one position in 0..things-1 per draw, with replacement."""
+    return np.minimum((draws * things).astype(np.int64), things - 1)
 
 
 def weighted(draws: Float64, log_weights: Sequence[float]) -> tuple[int, ...]:

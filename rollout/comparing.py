@@ -123,7 +123,7 @@ def _resampled(events: Sequence[Evaluated], places: Sequence[int], seed: int, so
     """Return the mean exact match of resampled questions of one source: float64 [evaluations, draws]."""
     scores = np.asarray([[event.results[place].exact_match for place in places] for event in events])
     draws = draw(seed, "bootstrap", source, count=DRAWS * len(places))
-    chosen = np.asarray(uniform(draws, len(places))).reshape(DRAWS, len(places))
+    chosen = uniform(draws, len(places)).reshape(DRAWS, len(places))
     return np.asarray(scores[:, chosen].mean(axis=2), dtype=np.float64)
 
 

@@ -59,7 +59,7 @@ def test_subset_is_fair() -> None:
 
 def test_uniform_splits_the_unit_interval() -> None:
     """Equal stretches, the last one closed by rounding."""
-    assert uniform(np.array([0.0, 0.33, 0.34, 0.999999]), 3) == (0, 0, 1, 2)
+    assert uniform(np.array([0.0, 0.33, 0.34, 0.999999]), 3).tolist() == [0, 0, 1, 2]
 
 
 def test_weighted_splits_by_exp_of_log_weights() -> None:

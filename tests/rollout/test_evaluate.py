@@ -16,7 +16,7 @@ from rollout.progress import silence
 from rollout.run import Environment
 from rollout.summary import QuestionRecord, summarise
 from tests.fakes import Asked, ScriptedSampler, ScriptedSearch, answer, call, make_config, make_environment
-from tests.store.making import open_run
+from tests.rollout.logs import open_run
 
 EXAMPLES = [
     Example("a", "Who was Ada?", ("Ada",), "nq"),

@@ -18,7 +18,7 @@ from rollout.progress import silence
 from rollout.run import Options, run_rollouts
 from rollout.workers import Ending
 from store.log import Log
-from tests.store.making import open_run
+from tests.rollout.logs import open_run
 
 LIMITS = {"max_turns": 5, "max_trajectory_tokens": 2048, "max_assistant_tokens": 64, "max_tool_tokens": 256}
 CHAINS = {"group_size": 4, "prompt": "demo"}
@@ -101,11 +101,13 @@ def test_segments_read_as_the_conversation(
                 assert text.startswith("<|im_start|>system\n")
                 assert group.asked.question in text
                 sampled = [
-                    tokenizer.decode(segment.tokens[segment.node_index == place].tolist())
+                    tokenizer.decode(
+                        segment.tokens[segment.node_index == place].tolist(), skip_special_tokens=True
+                    )
                     for place in range(len(trajectory.path))
                 ]
                 for place, node in enumerate(trajectory.path):
-                    assert node.sample.text in sampled[place]
+                    assert node.sample.text == sampled[place]
                     if node.observation is not None and node is not trajectory.path[-1]:
                         assert node.observation.content in text
                         found += node.observation.ok and "[1] " in node.observation.content

@@ -13,9 +13,8 @@ from store.log import Log, open_log
 from store.ports import GroupFate
 from tests.fakes import ScriptedSampler, ScriptedSearch, make_environment
 from tests.rollout.child import EXAMPLES, make_child_config
+from tests.rollout.logs import hear, open_run, program
 from tests.rollout.support import timeless
-from tests.store.children import hear, program
-from tests.store.making import open_run
 
 CHILD = "from tests.rollout.child import main; main()"
 

@@ -36,8 +36,8 @@ from rollout.workers import Ending
 from store.log import Log
 from store.ports import GroupFate
 from tests.fakes import Asked, ScriptedSampler, ScriptedSearch, answer, call, make_config, make_environment
+from tests.rollout.logs import open_run, plan
 from tests.rollout.support import timeless
-from tests.store.making import open_run, plan
 
 EXAMPLES = [Example(f"q{index}", f"Who was number {index}?", ("Ada",), "nq") for index in range(7)]
 
