@@ -33,8 +33,10 @@ def backup(run_dir: Path, target: Path) -> Path:
     """Write a consistent copy of the log into the new directory `target`, while the log may be in use.
 
     The copy is a run directory of its own, with the log alone, as it was at one moment. While it is written,
-    pages that others free cannot be used again. Raises StoreError when `target` is not empty.
+    pages that others free cannot be used again. Raises StoreError when there is no log, or `target` is not
+    empty.
     """
+    _expect_log(run_dir)
     if target.exists() and any(target.iterdir()):
         raise StoreError(f"the backup directory {str(target)!r} is not empty: name a new one")
     locks = hold_open(run_dir, readonly=True)
@@ -57,8 +59,10 @@ def compact(run_dir: Path, *, map_size: int | None = None) -> Compaction:
     """Replace the log's file by one without free space, with groups that ended unsealed sealed.
 
     `map_size` (bytes) is the new file's, also a smaller one; None keeps the old. Raises LogBusy while anybody
-    has the log open. The new file is compared with the old before it takes its place, in one rename.
+    has the log open, StoreError when there is none. The new file is compared with the old before it takes its
+    place, in one rename.
     """
+    _expect_log(run_dir)
     folder = run_dir / LOG_DIR
     data = folder / DATA_FILE
     locks = Locks(run_dir / LOCKS_DIR)
@@ -82,6 +86,11 @@ def compact(run_dir: Path, *, map_size: int | None = None) -> Compaction:
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
         locks.release(OPENED)
+
+
+def _expect_log(run_dir: Path) -> None:
+    if not (run_dir / LOG_DIR / DATA_FILE).is_file():
+        raise StoreError(f"no log in {str(run_dir)!r}: create the run first (`rollout` or `learn`)")
 
 
 def _seal_the_rest(source: Environment) -> None:
