@@ -107,11 +107,10 @@ def test_long_contexts_decode_like_the_trainer() -> None:
     prompt = rng.integers(0, BASE.vocab_size, BASE.context - 200).astype(np.int32)
     request = SampleRequest(prompt, 5000, seed=1, temperature=5.0)
     sequence = SAMPLER.sample([request])[0].sequences[0]
-    assert sequence.stop_reason in {"length", "stop"}
-    assert len(sequence.tokens) <= 200
+    assert (sequence.stop_reason, len(sequence.tokens)) == ("length", 200)
     model = TrainableModel.create(BASE, rank=4, seed=0)
     gap = trainer_logprobs(model, prompt, sequence.tokens) - sequence.logprobs
-    assert np.abs(gap).max() < 1e-4
+    assert np.abs(gap).max() < 1e-5
 
 
 def test_temperature_zero_takes_the_most_probable_token() -> None:
