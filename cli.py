@@ -200,7 +200,7 @@ def _create_run(given: Given, allow_code: Sequence[str]) -> None:
     from core.settings import build_config
     from engine.client import connect
     from learner.fingerprints import code_fingerprints
-    from rollout.environment import freeze, prepare_world
+    from rollout.environment import freeze, prepare_world, questions_digest
     from store.log import open_log
 
     config = freeze(build_config(given.preset, given.tables, given.assignments), allow_code)
@@ -211,7 +211,9 @@ def _create_run(given: Given, allow_code: Sequence[str]) -> None:
             schema=SCHEMA_VERSION,
             config=to_plain(config),
             config_digest=config_digest(config),
-            fingerprints=code_fingerprints() | session.fingerprints(),
+            fingerprints=code_fingerprints()
+            | session.fingerprints()
+            | {"questions": questions_digest(config, given.run_dir)},
             base_model=session.model_name,
             seed=config.run.seed,
             run_id=uuid.uuid4().hex,
@@ -272,7 +274,7 @@ def _allow_code_option(function: F) -> F:
 def rollout(given: Given, allow_code: tuple[str, ...], quiet: bool, as_json: bool) -> None:
     """Sample trajectories for the run until the learner's goal is reached."""
     from rollout.display import progress_display
-    from rollout.environment import questions
+    from rollout.environment import check_questions, questions
     from rollout.run import Options, run_rollouts
 
     with (
@@ -280,6 +282,7 @@ def rollout(given: Given, allow_code: tuple[str, ...], quiet: bool, as_json: boo
         _session(place) as session,
         progress_display(quiet=quiet, as_json=as_json) as voice,
     ):
+        check_questions(place.config, place.run_dir, place.opened.fingerprints.get("questions", ""))
         ending = _run_async(
             run_rollouts,
             place.log,

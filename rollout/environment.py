@@ -1,12 +1,13 @@
 """Owns putting a run's environment together from its configuration: questions, prompt, tools, scorer."""
 
+import hashlib
 from collections.abc import Collection
 from pathlib import Path
 
 import msgspec
 
 from core.config import Config
-from core.errors import ConfigError
+from core.errors import ConfigError, DataError
 from engine.client import Session
 from engine.embedded.world import write_world
 from rollout.chat import Chat
@@ -82,6 +83,25 @@ def questions(config: Config, run_dir: Path, split: str) -> list[Example]:
     named = config.data.train if split == "train" else config.data.eval
     path = run_dir / WORLD / f"{split}.jsonl" if named == WORLD else Path(named)
     return load_examples(path)
+
+
+def questions_digest(config: Config, run_dir: Path) -> str:
+    """Return SHA-256 hex of the training questions' file, which says what each ticket asks."""
+    named = config.data.train
+    path = run_dir / WORLD / "train.jsonl" if named == WORLD else Path(named)
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError as error:
+        raise DataError(f"cannot read the questions file {str(path)!r}: {error.strerror}") from error
+
+
+def check_questions(config: Config, run_dir: Path, recorded: str) -> None:
+    """Raise DataError when the training questions are no longer those that the run was created with."""
+    if recorded and questions_digest(config, run_dir) != recorded:
+        raise DataError(
+            f"the questions file {config.data.train!r} has changed since the run was created, so its tickets "
+            "would ask other questions: put the old file back, or begin another run"
+        )
 
 
 def build_environment(

@@ -195,7 +195,11 @@ def _user_scorer(spec: str, allow_code: Collection[str]) -> Scorer:
 
 def _wrap(spec: str, function: Callable[[Trajectory], object]) -> ScoreFunction:
     def score(trajectory: Trajectory) -> Score:
-        result = function(trajectory)
+        try:
+            result = function(trajectory)
+        except Exception as error:
+            where = f"{trajectory.group.uid} leaf {trajectory.leaf}"
+            raise RewardError(f"scorer {spec!r} failed on {where}: {error!r}; mend it and go on") from error
         if isinstance(result, Score):
             return result
         if isinstance(result, int | float):

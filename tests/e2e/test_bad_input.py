@@ -128,3 +128,14 @@ def test_help_names_every_command() -> None:
         assert name in done.out
         assert cli(name, "--help").status == 0
     assert os.linesep in done.out
+
+
+def test_changed_questions_are_refused(tmp_path: Path, run_dir: Path) -> None:
+    """A ticket's question is fixed by the file; a file that changed since would ask others."""
+    line = '{"id": "%d", "question": "Who is %d?", "answers": ["me"], "data_source": "x"}\n'
+    questions = tmp_path / "q.jsonl"
+    questions.write_text("".join(line % (n, n) for n in range(8)))
+    given = ("--preset", "demo", "--set", f"data.train={questions}")
+    assert cli("learn", "--run", run_dir, *given, "--max-steps", 0).status == 0
+    questions.write_text("".join(line % (n, n + 1) for n in range(8)))
+    refused(cli("rollout", "--run", run_dir), "q.jsonl", "changed")

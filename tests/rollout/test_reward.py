@@ -271,9 +271,9 @@ def test_turns_can_be_scored(module: WriteModule) -> None:
     assert [(node.node, node.value) for node in score.nodes] == [("0.0.0", 0.25), ("0.0.1", 0.25)]
 
 
-@pytest.mark.parametrize("result", ["float('nan')", "float('inf')", "'high'", "None"])
+@pytest.mark.parametrize("result", ["float('nan')", "float('inf')", "'high'", "None", "1 / 0"])
 def test_what_is_no_number_is_refused(module: WriteModule, result: str) -> None:
-    """A scorer that returns something else than a finite number stops with its name."""
+    """A scorer that raises, or returns something else than a finite number, stops with its name."""
     spec = f"{module(f'scorers_{abs(hash(result))}', result)}:fixed"
     with pytest.raises(RewardError, match="fixed"):
         get_scorer(spec, SETTINGS, [spec]).score(play([Step("t")], answer="Rome"))
