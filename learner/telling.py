@@ -2,7 +2,8 @@
 
 import re
 import sys
-from collections.abc import Iterable, Sequence
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 
 import msgspec
@@ -14,6 +15,7 @@ from learner.visible import one_line
 
 QUESTION_WIDTH = 72
 ANSWER_WIDTH = 28
+METRICS_WIDTH = 110
 LONG_HEX = re.compile(r"\b([0-9a-f]{12})[0-9a-f]{20,}\b")
 """A digest or a revision, of which twelve digits tell enough to a person."""
 
@@ -103,11 +105,33 @@ def _made_of(report: StepReport) -> list[str]:
         ),
         f"  {len(report.groups)} groups, N = {report.members} members, datums per micro-batch: {micro}",
         f"  tokens: {tokens}",
-        "  metrics: " + "  ".join(f"{name} {value:.4g}" for name, value in report.metrics.items()),
+        *(f"  {line}" for line in metric_lines(report.metrics)),
     ]
     for group in report.groups:
         lines += _group_lines(group)
     return lines
+
+
+def metric_lines(metrics: Mapping[str, float]) -> list[str]:
+    """Return metrics by family, a line or a few each: the family's name, then each member with its value."""
+    families: dict[str, list[str]] = {}
+    for name, value in metrics.items():
+        family, _, member = name.rpartition("/")
+        families.setdefault(family, []).append(f"{member}\u00a0{value:.6g}")
+    width = max(map(len, families), default=0) + 2
+    lines = [
+        line
+        for family, members in families.items()
+        for line in textwrap.wrap(
+            "  ".join(members),
+            METRICS_WIDTH,
+            initial_indent=f"{family:<{width}}",
+            subsequent_indent=" " * width,
+            break_on_hyphens=False,
+            break_long_words=False,
+        )
+    ]
+    return [line.replace("\u00a0", " ") for line in lines]
 
 
 def _group_lines(group: GroupLine) -> list[str]:

@@ -3,7 +3,7 @@
 import pytest
 
 from learner.replay import StepReport
-from learner.telling import note_lines, report_lines
+from learner.telling import METRICS_WIDTH, metric_lines, note_lines, report_lines
 
 OLD, NEW = "a1" * 20, "b2" * 20
 NOTE = f"changed since: git was {OLD}, is {NEW}"
@@ -55,3 +55,18 @@ def test_only_a_step_told_in_full_carries_its_notes() -> None:
     """Among many, a step is one line; alone, its notes stand with it, shortened."""
     assert report_lines(report(3, NOTE), whole=False) == [f"step 3: MATCH  batch {'c3' * 8}"]
     assert report_lines(report(3, NOTE), whole=True)[-1] == f"  note: {SHORT}"
+
+
+def test_metrics_are_told_by_family() -> None:
+    """One line per family, wrapped between members; names without a family stand under none."""
+    metrics = {"reward/mean": 0.25, "reward/hotpot": 1.0, "search/429": 12.0, "exact_match": 1 / 3}
+    assert metric_lines(metrics) == [
+        "reward  mean 0.25  hotpot 1",
+        "search  429 12",
+        "        exact_match 0.333333",
+    ]
+    many = metric_lines({f"budget/number_{count}": count / 7 for count in range(30)})
+    assert len(many) > 2
+    assert all(len(line) <= METRICS_WIDTH for line in many)
+    assert all(line.startswith("        number_") for line in many[1:])
+    assert metric_lines({}) == []
