@@ -67,6 +67,9 @@ class _Group(click.Group):
         except BrokenPipeError:
             sys.stderr.close()
             sys.exit(1)
+        except OSError as error:
+            click.echo(f"rolltape: {error}", err=True)
+            sys.exit(2)
 
 
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -272,7 +275,7 @@ def _allow_code_option(function: F) -> F:
 @click.option("--quiet", is_flag=True, help="No progress lines.")
 @click.option("--json", "as_json", is_flag=True, help="Progress as JSON lines.")
 def rollout(given: Given, allow_code: tuple[str, ...], quiet: bool, as_json: bool) -> None:
-    """Sample trajectories for the run until the learner's goal is reached."""
+    """Sample trajectories until the goal is reached."""
     from rollout.display import progress_display
     from rollout.environment import check_questions, questions
     from rollout.run import Options, run_rollouts
@@ -320,7 +323,10 @@ def learn(
     given: Given, allow_code: tuple[str, ...], max_steps: int | None, resume_from: str, source: Path | None,
     steps: str, estimator: str, dry_run: bool, yes: bool, quiet: bool, as_json: bool,
 ) -> None:  # fmt: skip
-    """Train on completed groups, one optimizer step per logical batch."""
+    """Train on completed groups, step by step.
+
+    One optimizer step per logical batch; killed at any moment, the same command goes on from the log.
+    """
     from core.errors import ConfigError
     from learner.loop import Options, run_learner
     from learner.telling import tell_step
@@ -385,7 +391,10 @@ def _tell_estimate(
     if goal is None:
         raise ConfigError(HOW_FAR)
     found = estimate(config, make_plan(config.rollout), max(goal - done, 0), history)
-    click.echo(msgspec.json.encode(found).decode() if as_json else "\n".join(estimate_lines(found)))
+    lines = (
+        estimate_lines(found) if goal > done else [f"nothing left to buy: {done} of {goal} steps are done"]
+    )
+    click.echo(msgspec.json.encode(found).decode() if as_json else "\n".join(lines))
 
 
 def _given_as(source: Path, given: Given, estimator: str) -> Given:
@@ -466,7 +475,8 @@ def _evaluate(
 
 
 def _summary(summary: Mapping[str, float]) -> str:
-    return "  ".join(f"{name} {value:.4g}" for name, value in summary.items())
+    names = ("exact_match", "em/macro", "format", "f1", "reward", "questions")
+    return "  ".join(f"{name} {summary[name]:.4g}" for name in names if name in summary)
 
 
 class _AskByDefault(click.Group):
@@ -480,16 +490,22 @@ class _AskByDefault(click.Group):
 
 @main.group("eval", cls=_AskByDefault)
 def eval_group() -> None:
-    """Ask a fixed set of questions with any weights (`ask`, the default), or compare results."""
+    """Ask a fixed set of questions, or compare.
+
+    `eval --run …` is `eval ask --run …`: any weights, any split; see `eval ask --help`.
+    """
 
 
 @eval_group.command("compare")
 @click.option("--run", "run_dir", type=click.Path(path_type=Path, file_okay=False), help="Run of bare names.")
 @click.argument("names", nargs=-1, required=True, metavar="[RUN:]NAME...")
 @click.option("--png", type=click.Path(path_type=Path, dir_okay=False), help="Draw macro EM and format.")
-@click.option("--json", "as_json", is_flag=True)
+@click.option("--json", "as_json", is_flag=True, help="As JSON.")
 def eval_compare(run_dir: Path | None, names: tuple[str, ...], png: Path | None, as_json: bool) -> None:
-    """Compare recorded evaluations with the first one; intervals are paired bootstraps over questions."""
+    """Compare recorded evaluations with the first one.
+
+    Intervals are paired bootstraps over questions.
+    """
     import msgspec
 
     from rollout.comparing import compare_evaluations, comparison_lines
@@ -536,16 +552,20 @@ def _evaluated(run_dir: Path | None, text: str) -> Any:
 )
 @click.option("--search", type=click.Choice(["none"]), help="none: the search returns nothing.")
 @click.option("--name", default="", help="Under which it is recorded and compared.")
-@click.option("--quiet", is_flag=True)
-@click.option("--json", "as_json", is_flag=True)
+@click.option("--quiet", is_flag=True, help="No progress, no summary.")
+@click.option("--json", "as_json", is_flag=True, help="As JSON.")
 def eval_command(
     given: Given, allow_code: tuple[str, ...], split: str, policy: str, model_path: str, samples: int,
     temperature: float | None, limit: int, batch_size: int, search: str | None, name: str, quiet: bool,
     as_json: bool,
 ) -> None:  # fmt: skip
-    """Ask a fixed set of questions with any weights; resumable, recorded in the log."""
+    """Ask a fixed set of questions with any weights.
+
+    Resumable under the same name, and recorded in the log.
+    """
     import msgspec
 
+    from learner.telling import metric_lines
     from rollout.display import progress_display
     from rollout.environment import questions
     from rollout.evaluate import EvalOptions
@@ -568,7 +588,7 @@ def eval_command(
     if as_json:
         click.echo(msgspec.json.encode(event).decode())
     elif not quiet:
-        click.echo(_summary(event.summary))
+        click.echo("\n".join(metric_lines(event.summary)))
 
 
 def _without_search(config: "Config") -> "Config":
@@ -638,7 +658,10 @@ def replay(
     run_dir: Path, allow_code: tuple[str, ...], step: int | None, steps: str, every: bool, jobs: int,
     estimator: str, rescore: bool, trajectory: str, html: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
-    """Rebuild steps from rollout events alone and compare them with what was recorded."""
+    """Rebuild steps from the log: MATCH or MISMATCH.
+
+    From rollout events alone, without a key or a network. Exit status 1 on a mismatch.
+    """
     from store.log import open_log
 
     with open_log(run_dir, readonly=True) as log:
@@ -805,8 +828,10 @@ def _write_page(
 @main.command()
 @_run_option
 @_allow_code_option
-@click.option("--html", "out", required=True, type=click.Path(path_type=Path, dir_okay=False))
-@click.option("--max-trajectories", type=click.IntRange(min=1), default=1000, show_default=True)
+@click.option("--html", "out", required=True, type=click.Path(path_type=Path, dir_okay=False), help="File.")
+@click.option(
+    "--max-trajectories", type=click.IntRange(min=1), default=1000, show_default=True, help="Fewer steps when there are more."
+)
 def report(run_dir: Path, allow_code: tuple[str, ...], out: Path, max_trajectories: int) -> None:
     """Write the whole run as one self-contained page."""
     from store.log import open_log
@@ -820,9 +845,12 @@ def report(run_dir: Path, allow_code: tuple[str, ...], out: Path, max_trajectori
 @click.option(
     "--head", metavar="HASH", help="A hash that --json printed before: it must still be in the chain."
 )
-@click.option("--json", "as_json", is_flag=True)
+@click.option("--json", "as_json", is_flag=True, help="As JSON.")
 def verify(run_dir: Path, head: str | None, as_json: bool) -> None:
-    """Check every record, chain, digest and the books; exit 1 when something is wrong."""
+    """Check every record, chain, digest and the books.
+
+    Exit status 1 when something is wrong.
+    """
     import msgspec
 
     from store.verify import verify as verify_log
@@ -850,9 +878,12 @@ def _head(run_dir: Path, findings: Sequence[object]) -> str:
 @_run_option
 @_allow_code_option
 @click.option("--rescore", is_flag=True, help="Also look for rewards that the text does not support.")
-@click.option("--json", "as_json", is_flag=True)
+@click.option("--json", "as_json", is_flag=True, help="As JSON.")
 def lint(run_dir: Path, allow_code: tuple[str, ...], rescore: bool, as_json: bool) -> None:
-    """Look for what has bitten others; exit 1 when something was found."""
+    """Look for what has bitten others.
+
+    Exit status 1 when something was found.
+    """
     import msgspec
 
     from learner.lint import Linter, lint_lines
@@ -871,9 +902,12 @@ def lint(run_dir: Path, allow_code: tuple[str, ...], rescore: bool, as_json: boo
 @click.option("--errors", is_flag=True, help="Why wrong leaves are wrong.")
 @click.option("--staleness", is_flag=True, help="How old trained groups were.")
 @click.option("--budget", is_flag=True, help="What rollouts cost, trees beside chains.")
-@click.option("--json", "as_json", is_flag=True)
+@click.option("--json", "as_json", is_flag=True, help="As JSON.")
 def stats(run_dir: Path, errors: bool, staleness: bool, budget: bool, as_json: bool) -> None:
-    """Tell the numbers of a run; all of them when none is named."""
+    """Tell the numbers of a run.
+
+    All of them when none is named.
+    """
     import msgspec
 
     from learner import stats as numbers
@@ -897,7 +931,7 @@ def stats(run_dir: Path, errors: bool, staleness: bool, budget: bool, as_json: b
 
 @main.group()
 def estimators() -> None:
-    """Advantage estimators: list them, or compare them on recorded rollouts."""
+    """List advantage estimators, or compare them."""
 
 
 @estimators.command("list")
@@ -906,7 +940,8 @@ def estimators_list() -> None:
     from core.advantage import ESTIMATORS
 
     for name, function in ESTIMATORS.items():
-        click.echo(f"{name:<12} {(function.__doc__ or '').strip().splitlines()[0]}")
+        formula = (function.__doc__ or "").strip().splitlines()[0].removeprefix("Return ")
+        click.echo(f"{name:<12} {formula}")
 
 
 @estimators.command("compare")
@@ -915,7 +950,7 @@ def estimators_list() -> None:
 @click.argument("names", nargs=-1, required=True)
 @click.option("--steps", default="", metavar="A:B", help="Steps A to B, both included; all when left out.")
 @click.option("--png", type=click.Path(path_type=Path, dir_okay=False), help="Draw the comparison.")
-@click.option("--json", "as_json", is_flag=True)
+@click.option("--json", "as_json", is_flag=True, help="As JSON.")
 def estimators_compare(
     run_dir: Path,
     allow_code: tuple[str, ...],
@@ -941,9 +976,9 @@ def estimators_compare(
 
 @main.command()
 @_run_option
-@click.option("--json", "as_json", is_flag=True)
+@click.option("--json", "as_json", is_flag=True, help="As JSON.")
 def checkpoints(run_dir: Path, as_json: bool) -> None:
-    """List saved states and weights, with their steps and evaluations."""
+    """List saved states, with their evaluations."""
     import msgspec
 
     from learner.checkpoints import checkpoint_lines, list_checkpoints
@@ -961,7 +996,7 @@ def checkpoints(run_dir: Path, as_json: bool) -> None:
 @click.option("--trajectory", default="", metavar="UID/TREE/LEAF", help="One conversation, token by token.")
 @click.option("--follow", is_flag=True, help="Stay, and show a live run.")
 def show(run_dir: Path, allow_code: tuple[str, ...], uid: str, trajectory: str, follow: bool) -> None:
-    """Look at a run, a group or a trajectory in the terminal."""
+    """Look at a run in the terminal."""
     from rich.console import Console
 
     from learner.show import show_group, show_run
@@ -983,7 +1018,10 @@ def show(run_dir: Path, allow_code: tuple[str, ...], uid: str, trajectory: str, 
     "--format", "form", type=click.Choice(["bundle", "jsonl", "parquet"]), help="Default: by the ending."
 )
 def export_command(run_dir: Path, out: Path, form: str | None) -> None:
-    """Write the complete groups: bundles byte for byte, or one row per trajectory (jsonl, parquet)."""
+    """Write the complete groups to a file.
+
+    bundle: byte for byte, for `import`. jsonl, parquet: one row per trajectory, also for `import`.
+    """
     from store.log import open_log
 
     export, _ = _exchange(out, form)
@@ -998,7 +1036,10 @@ def export_command(run_dir: Path, out: Path, form: str | None) -> None:
     "--format", "form", type=click.Choice(["bundle", "jsonl", "parquet"]), help="Default: by the ending."
 )
 def import_command(run_dir: Path, source: Path, form: str | None) -> None:
-    """Enter exported groups, and the run they belong to, into a fresh log."""
+    """Enter exported groups into a fresh log.
+
+    The run that they belong to goes with them.
+    """
     from store.log import open_log
 
     _, enter = _exchange(source, form)
@@ -1033,7 +1074,7 @@ def _exchange(path: Path, form: str | None) -> tuple[Callable[..., int], Callabl
 @_run_option
 @click.option("--out", required=True, type=click.Path(path_type=Path, file_okay=False), help="New directory.")
 def backup(run_dir: Path, out: Path) -> None:
-    """Copy the log as it is at one moment, while it may be in use."""
+    """Copy the log, also while it is in use."""
     from store.copying import backup as copy_log
 
     click.echo(f"wrote {copy_log(run_dir, out)}")
@@ -1042,7 +1083,10 @@ def backup(run_dir: Path, out: Path) -> None:
 @main.command()
 @_run_option
 def compact(run_dir: Path) -> None:
-    """Replace the log's file by one without free space; nobody may have it open."""
+    """Rewrite the log without its free space.
+
+    Nobody may have it open.
+    """
     from store.copying import compact as compact_log
 
     done = compact_log(run_dir)
@@ -1065,17 +1109,19 @@ def rebuild(run_dir: Path) -> None:
 @click.option(
     "--train", multiple=True, type=click.Path(path_type=Path, exists=True), help="Parquet or JSONL."
 )
-@click.option("--eval", "evaluation", multiple=True, type=click.Path(path_type=Path, exists=True))
+@click.option(
+    "--eval", "evaluation", multiple=True, type=click.Path(path_type=Path, exists=True), help="As --train."
+)
 @click.option("--modelscope", "name", default="", metavar="NAME", help="e.g. PeterJinGo/nq_hotpotqa_train.")
 @click.option("--revision", default="master", show_default=True, help="With --modelscope.")
 @click.option("--mix", default="search-r1", show_default=True, help="search-r1, single-hop, multi-hop, ...")
 @click.option("--seed", type=int, default=0, show_default=True)
-@click.option("--json", "as_json", is_flag=True)
+@click.option("--json", "as_json", is_flag=True, help="As JSON.")
 def prepare(
     out: Path, train: tuple[Path, ...], evaluation: tuple[Path, ...], name: str, revision: str, mix: str,
     seed: int, as_json: bool,
 ) -> None:  # fmt: skip
-    """Turn published data sets into train, dev and test questions."""
+    """Turn published data sets into question files."""
     import msgspec
 
     from core.errors import ConfigError
@@ -1109,7 +1155,10 @@ def prepare(
     "--set", "assignments", multiple=True, metavar="KEY=VALUE", help="One setting; may be repeated."
 )
 def demo(run_dir: Path | None, steps: int, preset: str, assignments: tuple[str, ...]) -> None:
-    """Do the main job, offline: rollout and learn as two processes, evaluations, and a full replay."""
+    """Do the main job, offline, in minutes.
+
+    rollout and learn as two processes, evaluations before and after, and a replay of every step.
+    """
     import time
 
     from learner.demo import Demo, run_demo
@@ -1122,14 +1171,14 @@ def demo(run_dir: Path | None, steps: int, preset: str, assignments: tuple[str, 
 
 @main.group()
 def engine() -> None:
-    """Look after the embedded engine: status, stop, serve, world, pretrain."""
+    """Look after the embedded engine."""
 
 
 @engine.command("status")
 @_run_option
-@click.option("--json", "as_json", is_flag=True)
+@click.option("--json", "as_json", is_flag=True, help="As JSON.")
 def engine_status(run_dir: Path, as_json: bool) -> None:
-    """Show whether the run's engine is running, and what it holds."""
+    """Show whether an engine runs, and what it holds."""
     import msgspec
 
     from engine.launch import status
@@ -1142,7 +1191,7 @@ def engine_status(run_dir: Path, as_json: bool) -> None:
         click.echo(msgspec.json.encode(plain).decode())
     else:
         click.echo("running" if found.running else "not running")
-        for name, value in plain.items():
+        for name, value in plain.items() if found.running else ():
             click.echo(f"  {name}: {value}")
 
 
@@ -1160,7 +1209,10 @@ def engine_stop(run_dir: Path, force: bool) -> None:
 @_run_option
 @click.option("--port", type=click.IntRange(0, 65535), default=0, help="0 picks a free one.")
 def engine_serve(run_dir: Path, port: int) -> None:
-    """Run an engine in the foreground, for any PyTRIO program; prints the variables to set."""
+    """Run an engine for any PyTRIO program.
+
+    In the foreground; prints the variables to set.
+    """
     from engine.launch import serve
 
     serve(run_dir, port=port)
@@ -1170,7 +1222,7 @@ def engine_serve(run_dir: Path, port: int) -> None:
 @click.option("--out", required=True, type=click.Path(path_type=Path, file_okay=False))
 @click.option("--seed", type=int, default=0, show_default=True)
 def engine_world(out: Path, seed: int) -> None:
-    """Write the generated world: questions and corpus as JSONL."""
+    """Write the generated world as JSONL."""
     from engine.embedded.world import write_world
 
     files = write_world(out, seed)
