@@ -830,7 +830,7 @@ def _write_page(
 @_allow_code_option
 @click.option("--html", "out", required=True, type=click.Path(path_type=Path, dir_okay=False), help="File.")
 @click.option(
-    "--max-trajectories", type=click.IntRange(min=1), default=1000, show_default=True, help="Fewer steps when there are more."
+    "--max-trajectories", type=click.IntRange(min=1), default=1000, show_default=True, help="In it, at most."
 )
 def report(run_dir: Path, allow_code: tuple[str, ...], out: Path, max_trajectories: int) -> None:
     """Write the whole run as one self-contained page."""
@@ -1024,9 +1024,11 @@ def export_command(run_dir: Path, out: Path, form: str | None) -> None:
     """
     from store.log import open_log
 
-    export, _ = _exchange(out, form)
+    form = _file_format(out, form)
+    export, _ = _exchange(form)
+    rows = "groups" if form == "bundle" else "trajectories"
     with open_log(run_dir, readonly=True) as log:
-        click.echo(f"wrote {export(log, out)} to {out}")
+        click.echo(f"wrote {export(log, out)} {rows} to {out}")
 
 
 @main.command("import")
@@ -1042,16 +1044,26 @@ def import_command(run_dir: Path, source: Path, form: str | None) -> None:
     """
     from store.log import open_log
 
-    _, enter = _exchange(source, form)
+    _, enter = _exchange(_file_format(source, form))
     with open_log(run_dir, create=True) as log:
         click.echo(f"entered {enter(log, source)} groups into {run_dir}")
 
 
-def _exchange(path: Path, form: str | None) -> tuple[Callable[..., int], Callable[..., int]]:
+def _file_format(path: Path, form: str | None) -> str:
+    """Return the format that was named, or that the file's ending names."""
+    from core.errors import ConfigError
+
+    form = form or {".jsonl": "jsonl", ".parquet": "parquet", ".bundle": "bundle"}.get(path.suffix)
+    if form is None:
+        raise ConfigError(f"{str(path)!r}: name the --format, one of bundle, jsonl and parquet")
+    return form
+
+
+def _exchange(form: str) -> tuple[Callable[..., int], Callable[..., int]]:
     """Return how a format is written and read."""
     from core.errors import ConfigError
 
-    match form or {".jsonl": "jsonl", ".parquet": "parquet", ".bundle": "bundle"}.get(path.suffix):
+    match form:
         case "bundle":
             from store.bundlefile import export_bundles, import_bundles
 
@@ -1060,14 +1072,12 @@ def _exchange(path: Path, form: str | None) -> tuple[Callable[..., int], Callabl
             from store.jsonl import export_jsonl, import_jsonl
 
             return export_jsonl, import_jsonl
-        case "parquet":
+        case _:
             try:
                 from store.parquet import export_parquet, import_parquet
             except ImportError as error:
                 raise ConfigError("Parquet needs pyarrow: pip install 'rolltape[parquet]'") from error
             return export_parquet, import_parquet
-        case _:
-            raise ConfigError(f"{str(path)!r}: name the --format, one of bundle, jsonl and parquet")
 
 
 @main.command()

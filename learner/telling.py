@@ -157,6 +157,8 @@ def _group_lines(group: GroupLine) -> list[str]:
 
 def summary_line(reports: Sequence[bool]) -> str:
     """Return the last line of an audit of several steps."""
+    if not reports:
+        return "no step is committed yet: nothing was replayed"
     good = sum(reports)
     verdict = "all MATCH" if good == len(reports) else f"{len(reports) - good} MISMATCH"
     return f"{len(reports)} steps replayed: {verdict}"
