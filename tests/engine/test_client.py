@@ -175,8 +175,8 @@ def test_bad_input_is_refused_in_words(session: Session) -> None:
     beyond = prepare([datum()._replace(inputs=np.full(12, 10**6))])
     with pytest.raises(ServiceRefused, match="vocabulary"):
         trainer.forward_backward(beyond, "importance_sampling", {})
-    with pytest.raises(ServiceRefused, match="gspo"):
-        trainer.forward_backward(prepare([datum()]), "gspo", {})
+    with pytest.raises(ServiceRefused, match="no_such_loss"):
+        trainer.forward_backward(prepare([datum()]), "no_such_loss", {})
     with pytest.raises(ServiceRefused, match="betta"):
         trainer.forward_backward(prepare([datum()]), "dro", {"betta": 1.0})
     trainer.save_state("s")
