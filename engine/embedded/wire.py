@@ -30,7 +30,7 @@ Text = Annotated[str, Meta(max_length=4096)]
 Count = Annotated[int, Meta(ge=0, le=2**53)]
 
 
-class Refused(Exception):  # noqa: N818 - as core.errors names them
+class Refused(Exception):
     """Raised when a request cannot be served; becomes an HTTP 4xx or a failed event."""
 
     def __init__(self, status: int, code: str, message: str) -> None:
