@@ -78,8 +78,21 @@ class PolicyEntry(msgspec.Struct, frozen=True, array_like=True):
 
 def plan_mark(event: StepPlanned) -> bytes:
     """Return what two plans of the same content share: SHA-256 over the plan without its time."""
-    timeless = msgspec.structs.replace(event, at=0.0)
-    return hashlib.sha256(msgspec.msgpack.encode(timeless, order="sorted")).digest()
+    plain = _plain(msgspec.structs.replace(event, at=0.0))
+    return hashlib.sha256(msgspec.msgpack.encode(plain, order="sorted")).digest()
+
+
+def _plain(value: object) -> object:
+    """Return plain data in which a field that equals its default is left out.
+
+    The encoder leaves a field out only when it *is* the default object, so its bytes are not canonical.
+    """
+    if isinstance(value, msgspec.Struct):
+        fields = ((field, getattr(value, field.name)) for field in msgspec.structs.fields(value))
+        return {field.encode_name: _plain(item) for field, item in fields if item != field.default}
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    return value
 
 
 def to_state(counters: Counters) -> RunState:

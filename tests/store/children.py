@@ -5,12 +5,14 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Self
 
 from core.errors import RolltapeError
 from store.log import Role, open_log
+from tests.store.telling import told
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH", ""))))
@@ -77,7 +79,10 @@ class LogChild(Child):
         self.worker_id: str = self.hear()
 
     def do(self, name: str, *arguments: object, **options: object) -> Any:
-        """Return the result of `log.<name>(...)`, where the name may have dots; raises what it raised."""
+        """Return the result of `log.<name>(...)`, where the name may have dots; raises what it raised.
+
+        "told" is what the log tells that the model knows too.
+        """
         self.say((name, arguments, options))
         result = self.hear()
         if isinstance(result, Exception):
@@ -96,7 +101,7 @@ def serve_log(connection: Connection, run_dir: Path, role: Role) -> None:
                 return
             target: Any = log
             for part in name.split("."):
-                target = getattr(target, part)
+                target = partial(told, log) if part == "told" else getattr(target, part)
             try:
                 connection.send(target(*arguments, **options))
             except RolltapeError as exc:
