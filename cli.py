@@ -260,6 +260,12 @@ def _environment(
     )
 
 
+def _folder_option(function: F) -> F:
+    return click.option(
+        "--out", required=True, type=click.Path(path_type=Path, file_okay=False), help="Folder to write."
+    )(function)
+
+
 def _allow_code_option(function: F) -> F:
     return click.option(
         "--allow-code",
@@ -959,7 +965,10 @@ def estimators_compare(
     png: Path | None,
     as_json: bool,
 ) -> None:
-    """Compare estimators on recorded rollouts; the first named is the reference."""
+    """Compare estimators on recorded rollouts.
+
+    The first named is the reference.
+    """
     import msgspec
 
     from learner.compare import compare, compare_lines
@@ -1013,7 +1022,7 @@ def show(run_dir: Path, allow_code: tuple[str, ...], uid: str, trajectory: str, 
 
 @main.command("export")
 @_run_option
-@click.option("--out", required=True, type=click.Path(path_type=Path, dir_okay=False))
+@click.option("--out", required=True, type=click.Path(path_type=Path, dir_okay=False), help="File to write.")
 @click.option(
     "--format", "form", type=click.Choice(["bundle", "jsonl", "parquet"]), help="Default: by the ending."
 )
@@ -1033,7 +1042,8 @@ def export_command(run_dir: Path, out: Path, form: str | None) -> None:
 
 @main.command("import")
 @_run_option
-@click.option("--from", "source", required=True, type=click.Path(path_type=Path, exists=True, dir_okay=False))
+@click.option("--from", "source", required=True, type=click.Path(path_type=Path, exists=True, dir_okay=False),
+              help="File that `export` wrote.")  # fmt: skip
 @click.option(
     "--format", "form", type=click.Choice(["bundle", "jsonl", "parquet"]), help="Default: by the ending."
 )
@@ -1113,9 +1123,7 @@ def rebuild(run_dir: Path) -> None:
 
 
 @main.command()
-@click.option(
-    "--out", required=True, type=click.Path(path_type=Path, file_okay=False), help="Folder to write."
-)
+@_folder_option
 @click.option(
     "--train", multiple=True, type=click.Path(path_type=Path, exists=True), help="Parquet or JSONL."
 )
@@ -1125,7 +1133,7 @@ def rebuild(run_dir: Path) -> None:
 @click.option("--modelscope", "name", default="", metavar="NAME", help="e.g. PeterJinGo/nq_hotpotqa_train.")
 @click.option("--revision", default="master", show_default=True, help="With --modelscope.")
 @click.option("--mix", default="search-r1", show_default=True, help="search-r1, single-hop, multi-hop, ...")
-@click.option("--seed", type=int, default=0, show_default=True)
+@click.option("--seed", type=int, default=0, show_default=True, help="Of the mixture's choice.")
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
 def prepare(
     out: Path, train: tuple[Path, ...], evaluation: tuple[Path, ...], name: str, revision: str, mix: str,
@@ -1229,8 +1237,8 @@ def engine_serve(run_dir: Path, port: int) -> None:
 
 
 @engine.command("world")
-@click.option("--out", required=True, type=click.Path(path_type=Path, file_okay=False))
-@click.option("--seed", type=int, default=0, show_default=True)
+@_folder_option
+@click.option("--seed", type=int, default=0, show_default=True, help="Of the world's names and facts.")
 def engine_world(out: Path, seed: int) -> None:
     """Write the generated world as JSONL."""
     from engine.embedded.world import write_world
@@ -1240,8 +1248,8 @@ def engine_world(out: Path, seed: int) -> None:
 
 
 @engine.command("pretrain")
-@click.option("--out", required=True, type=click.Path(path_type=Path, file_okay=False))
-@click.option("--seed", type=int, default=0, show_default=True)
+@_folder_option
+@click.option("--seed", type=int, default=0, show_default=True, help="Of the weights and the training order.")
 def engine_pretrain(out: Path, seed: int) -> None:
     """Rebuild the embedded engine's base model (some minutes)."""
     from engine.embedded.pretrain import pretrain
