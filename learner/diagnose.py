@@ -74,6 +74,10 @@ def _records(scene: Scene) -> Iterator[Difference]:
             yield _group_difference(pinned.uid, "marks", "the marks in the plan were altered")
         elif not pinned.marks:
             yield _group_difference(pinned.uid, "digest", "a record of this group was altered")
+        elif pinned.marks == taken.marks:
+            yield _group_difference(
+                pinned.uid, "digest", "its records are the pinned ones, the plan was altered"
+            )
         elif len(pinned.marks) != len(taken.marks):
             size = evidence.MARK_BYTES
             yield _group_difference(

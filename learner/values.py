@@ -29,7 +29,6 @@ TOKENS, LOGPROBS, ADVANTAGES = "tokens", "logprobs", "advantages"
 
 def rewards(scene: Scene) -> Iterator[Difference]:
     """Yield the altered reward, if the plan's sums point to one."""
-    """Yield the altered reward, if the plan's sums point to one."""
     recorded = scene.planned.evidence
     if recorded is None or not recorded.rewards:
         return
@@ -119,9 +118,7 @@ def _fields(scene: Scene, position: int, key: DatumKey) -> Iterator[Difference]:
     digest = scene.planned.datum_digests[position]
     rows = {field: evidence.row(packed, position) for field, (packed, _) in views.items()}
     if all(rows[field] == evidence.sums(view) for field, (_, view) in views.items()):
-        cause = (
-            "its digest differs, its evidence does not: one of them was altered, or made by a bug"
-        )
+        cause = "its digest differs, its evidence does not: one of them was altered, or made by a bug"
         yield Difference(
             place=place, field="datum", recorded=digest, derived=datum_digest(datum), cause=cause
         )

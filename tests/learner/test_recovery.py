@@ -39,7 +39,6 @@ LATER = ["before_optim", "after_optim", "weights_saved", "committed", "state_sav
 RECOVERY = ["restored", "committed", "resent:{last}", "recovering", "recovered"]
 EVERY_POINT = [*FIRST_STEP, *LATER, *RECOVERY]
 SHORT = [
-    "created",
     "planned",
     "micro_batch:1",
     "after_optim",
