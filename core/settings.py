@@ -37,7 +37,15 @@ def build_config(preset: str, file_tables: Mapping[str, object], assignments: Se
     except msgspec.ValidationError as error:
         raise ConfigError(f"configuration: {error}") from error
     _check_ranges(config)
-    return config
+    return _with_hosted_model(config)
+
+
+def _with_hosted_model(config: Config) -> Config:
+    """Return the configuration with the recipe's base model where the hosted service is asked and none named."""
+    if config.engine.kind != "pytrio" or config.engine.base_model:
+        return config
+    engine = msgspec.structs.replace(config.engine, base_model=HOSTED_MODEL)
+    return msgspec.structs.replace(config, engine=engine)
 
 
 def preset_tables(name: str) -> Mapping[str, object]:

@@ -33,6 +33,15 @@ def test_every_preset_is_a_valid_configuration(preset: str) -> None:
     assert build_config(preset, {}, []).run.preset == preset
 
 
+def test_the_hosted_service_has_a_default_model() -> None:
+    """One setting goes to the hosted service with the recipe's model; a named model stays."""
+    hosted = build_config("search-r1", {}, ["engine.kind=pytrio"])
+    assert (hosted.engine.base_model, hosted.engine.lora_rank) == ("Qwen/Qwen3.5-4B", 32)
+    named = build_config("search-r1", {}, ["engine.kind=pytrio", "engine.base_model=other"])
+    assert named.engine.base_model == "other"
+    assert build_config("search-r1", {}, []).engine.base_model == ""
+
+
 def test_no_preset_is_the_defaults() -> None:
     """Nothing given, nothing changed."""
     assert build_config("", {}, []) == Config()
