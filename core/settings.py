@@ -41,7 +41,7 @@ def build_config(preset: str, file_tables: Mapping[str, object], assignments: Se
 
 
 def _with_hosted_model(config: Config) -> Config:
-    """Return the configuration with the recipe's base model where the hosted service is asked and none named."""
+    """Return the configuration with the recipe's base model if the hosted service has none named."""
     if config.engine.kind != "pytrio" or config.engine.base_model:
         return config
     engine = msgspec.structs.replace(config.engine, base_model=HOSTED_MODEL)
