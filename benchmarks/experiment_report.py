@@ -17,6 +17,15 @@ GROUPS_PER_STEP = 8
 PAIRS: tuple[tuple[Arm, Arm], ...] = (SWEEP[0], (ESTIMATORS[0], ESTIMATORS[1]), *SWEEP[1:])
 """Chains and trees of the sweep, by budget."""
 
+CONTRASTS = (
+    ("trees for chains, normalised by std", "tree, inter only", "chain GRPO"),
+    ("trees for chains, not normalised", "tree, node", "chain group mean"),
+    ("normalising by std, chains", "chain GRPO", "chain group mean"),
+    ("intra-tree part added", "tree", "tree, inter only"),
+    ("inter-tree part added", "tree", "tree, intra only"),
+)
+"""What changes, the arm with it, the arm without."""
+
 Row = dict[str, Any]
 
 
@@ -82,6 +91,7 @@ def make_tables(results: Path) -> dict[str, str]:
     found = read_results(results)
     return {
         "estimators": estimator_tables(found),
+        "contrasts": contrast_table(found),
         "signal": signal_table(found),
         "sweep": sweep_table(found),
         "budgets": budget_table(found),
@@ -90,7 +100,7 @@ def make_tables(results: Path) -> dict[str, str]:
 
 
 def write_report(results: Path, tables: dict[str, str], page: Path) -> None:
-    """Put the tables into the page's marked places and draw the pictures; raises ValueError without a place."""
+    """Put the tables into the page's marked places, and draw the pictures; raises ValueError."""
     text = page.read_text(encoding="utf-8")
     for name, body in tables.items():
         begin, end = f"<!-- begin {name} -->\n", f"<!-- end {name} -->"
@@ -129,6 +139,16 @@ def estimator_tables(found: Results) -> str:
         head = ("arm", "seeds", "tokens", "steps", "EM, %", "sd", "minus chain GRPO", "1 hop", "2", "3")
         texts.append(f"After {mark:,} generated tokens:\n\n{table(head, rows)}")
     return "\n\n".join(texts)
+
+
+def contrast_table(found: Results) -> str:
+    """Return differences that answer one question each, paired by seed, at both marks."""
+    arms = {arm.name: arm for arm in ESTIMATORS}
+    rows = []
+    for title, left, right in CONTRASTS:
+        ems = [found.difference(arms[left], arms[right], mark).signed() for mark in MARKS]
+        rows.append([title, f"{left} − {right}", *ems])
+    return table(("what changes", "arms", *(f"points at {mark:,} tokens" for mark in MARKS)), rows)
 
 
 def signal_table(found: Results) -> str:

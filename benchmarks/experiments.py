@@ -71,11 +71,15 @@ def run(results: Path, jobs: int, only: Sequence[str], seeds: Sequence[int]) -> 
         context = multiprocessing.get_context("spawn")
         with ProcessPoolExecutor(jobs, mp_context=context) as pool:
             futures = [pool.submit(run_cell, cell, shop) for cell in wanted]
-            for number, future in enumerate(as_completed(futures), 1):
-                rows = future.result()
-                with results.open("a", encoding="utf-8") as file:
-                    file.write("".join(json.dumps(row) + "\n" for row in rows))
-                print(f"{time.strftime('%H:%M:%S')} {number}/{len(wanted)} {tell(rows)}", flush=True)
+            try:
+                for number, future in enumerate(as_completed(futures), 1):
+                    rows = future.result()
+                    with results.open("a", encoding="utf-8") as file:
+                        file.write("".join(json.dumps(row) + "\n" for row in rows))
+                    print(f"{time.strftime('%H:%M:%S')} {number}/{len(wanted)} {tell(rows)}", flush=True)
+            except BaseException:
+                pool.shutdown(wait=True, cancel_futures=True)
+                raise
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
