@@ -1,5 +1,6 @@
 """Owns the child processes of the store's tests: each starts clean, and may be killed or stopped by its pid."""
 
+import contextlib
 import multiprocessing
 import os
 import signal
@@ -62,6 +63,15 @@ class Child:
         """SIGKILL, and wait for the end."""
         self._process.kill()
         self._process.join()
+        self._connection.close()
+
+    def stop(self, said: list[Any]) -> None:
+        """SIGKILL, and collect what it still said."""
+        self._process.kill()
+        self._process.join()
+        with contextlib.suppress(EOFError, ConnectionResetError):
+            while self._connection.poll(0):
+                said.append(self._connection.recv())
         self._connection.close()
 
     def __enter__(self) -> Self:
