@@ -228,6 +228,7 @@ _TREE_COMMON: Plain = {
     "rollout.temperature": 1.0,
     "reward.scorer": "search_r1_format",
     "learner.loss": "ppo",
+    "learner.loss_config": {"clip_low_threshold": 0.8, "clip_high_threshold": 1.2},
     "learner.kl_beta": 0.001,
     # The papers train all weights at 1e-6; LoRA needs about a hundred times more, so this one is ours.
     "learner.learning_rate": 1e-4,
