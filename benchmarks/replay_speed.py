@@ -28,12 +28,13 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         log = record_steps(Path(folder) / "run", steps, GROUPS, SIZE, REALISTIC)
         auditor = Auditor(log, code_fingerprints())
-        started, early = time.perf_counter(), 0.0
+        started, early, cpu = time.perf_counter(), 0.0, time.process_time()
         for report in replay_steps(auditor, range(steps)):
             assert report.match, report.differences
             if report.step == steps // 10:
                 early = peak()
         seconds = time.perf_counter() - started
+        cpu = time.process_time() - cpu
         log.close()
     print(
         json.dumps(
@@ -41,6 +42,7 @@ def main() -> None:
                 "steps": steps,
                 "trajectory_tokens": REALISTIC.trajectory,
                 "steps_per_second": round(steps / seconds, 1),
+                "steps_per_cpu_second": round(steps / cpu, 1),
                 "tokens_per_second": round(steps * GROUPS * SIZE * REALISTIC.trajectory / seconds),
                 "peak_mb_after_a_tenth": round(early),
                 "peak_mb_at_the_end": round(peak()),
