@@ -38,7 +38,6 @@ class Given(NamedTuple):
     preset: str
     tables: Mapping[str, object]
     assignments: Sequence[str]
-    resume_from: str = ""
 
 
 class Workplace(NamedTuple):
@@ -220,7 +219,6 @@ def _create_run(given: Given, allow_code: Sequence[str]) -> None:
             base_model=session.model_name,
             seed=config.run.seed,
             run_id=uuid.uuid4().hex,
-            weights_uri=given.resume_from,
             at=time.time(),
         )
     with open_log(given.run_dir, create=True) as log:
@@ -1168,11 +1166,17 @@ def prepare(
     "--run", "run_dir", type=click.Path(path_type=Path, file_okay=False), help="Run directory (new)."
 )
 @click.option("--steps", type=click.IntRange(min=1), default=25, show_default=True, help="Training steps.")
+@click.option(
+    "--limit",
+    type=click.IntRange(min=0),
+    default=0,
+    help="Ask only the first N held-out questions; 0 asks all.",
+)
 @click.option("--preset", default="demo", show_default=True, help="demo, or demo-tree.")
 @click.option(
     "--set", "assignments", multiple=True, metavar="KEY=VALUE", help="One setting; may be repeated."
 )
-def demo(run_dir: Path | None, steps: int, preset: str, assignments: tuple[str, ...]) -> None:
+def demo(run_dir: Path | None, steps: int, limit: int, preset: str, assignments: tuple[str, ...]) -> None:
     """Do the main job, offline, in minutes.
 
     rollout and learn as two processes, evaluations before and after, and a replay of every step.
@@ -1184,7 +1188,7 @@ def demo(run_dir: Path | None, steps: int, preset: str, assignments: tuple[str, 
     if run_dir is None:
         run_dir = Path("runs") / time.strftime("demo-%Y%m%d-%H%M%S")
     command = [sys.executable, str(Path(__file__).resolve())]
-    sys.exit(run_demo(Demo(command, run_dir, steps, preset, assignments)))
+    sys.exit(run_demo(Demo(command, run_dir, steps, preset, assignments, limit)))
 
 
 @main.group()

@@ -48,6 +48,8 @@ class Demo(NamedTuple):
     preset: str
     assignments: Sequence[str] = ()
     """Settings, each key=value."""
+    limit: int = 0
+    """Held-out questions that are asked, 0 for all."""
 
     @property
     def run(self) -> list[str]:
@@ -89,7 +91,8 @@ def _evaluate_all(demo: Demo, when: str, console: Console) -> None:
         _check(
             [
                 *(*demo.command, "eval", *demo.run, *demo.opening),
-                *("--policy", policy, "--name", name, "--quiet", *evaluation.arguments),
+                *("--policy", policy, "--name", name, "--quiet", "--limit", str(demo.limit)),
+                *evaluation.arguments,
             ]
         )
 

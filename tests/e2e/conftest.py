@@ -15,7 +15,7 @@ from store.log import open_log
 
 ROOT = Path(__file__).resolve().parents[2]
 CLI = (sys.executable, str(ROOT / "cli.py"))
-DEADLINE = 150.0
+DEADLINE = 400.0
 
 ENVIRONMENT = {
     **{name: value for name, value in os.environ.items() if not name.startswith("PYTRIO_")},

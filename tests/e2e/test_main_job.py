@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from core.events import StepPlanned
+from core.events import Evaluated, StepPlanned
 from store.log import open_log
 from tests.e2e.conftest import cli, committed, end, finish, start, wait_until
 
@@ -83,6 +83,30 @@ def test_ctrl_c_and_start_again_goes_on_where_it_was(run_dir: Path) -> None:
     finish(rollout)
     assert committed(run_dir) == 5
     audit(run_dir, 5)
+
+
+def test_the_demo_tells_the_whole_story(run_dir: Path) -> None:
+    """A short demo evaluates, trains, draws, and replays every step."""
+    done = cli("demo", "--run", run_dir, "--steps", 2, "--limit", 4)
+    assert done.status == 0, done.out + done.err
+    for words in ("step 2 of 2", "per training step", "never trained on", "2 steps replayed: all MATCH"):
+        assert words in done.out
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(900)
+def test_the_demo_learns_honestly(run_dir: Path) -> None:
+    """The whole demo: the rise, the base it starts from, and that it reads instead of remembering."""
+    finish(start("demo", "--run", run_dir))
+    with open_log(run_dir, readonly=True) as log:
+        events = [record.event for record in log.journal.read()]
+    said = {event.name: event.summary for event in events if isinstance(event, Evaluated)}
+    before, after = said["sampled-before"], said["sampled-after"]
+    assert 0.15 <= before["exact_match"] <= 0.5
+    assert before["format"] >= 0.7
+    assert after["exact_match"] - before["exact_match"] >= 0.3
+    assert after["exact_match_of_well_formed"] - before["exact_match_of_well_formed"] >= 0.15
+    assert max(said["blind-before"]["exact_match"], said["blind-after"]["exact_match"]) <= 0.1
 
 
 def kill_at_random(run_dir: Path, steps: int, kills: int, seed: int) -> None:
