@@ -182,6 +182,12 @@ def stretch_starts(table: LeafTable) -> Bool:
     return np.asarray((parent == ROOT) | (below[parent] > 1))
 
 
+def check_estimator(name: str) -> None:
+    """Raise EstimatorError unless `name` is one of ours or names user code (`module:function`)."""
+    if name not in ESTIMATORS and ":" not in name:
+        raise EstimatorError(_unknown(name))
+
+
 def _unknown(name: str) -> str:
     if ":" in name:
         return f"estimator {name!r} is user code that was not loaded; allow it by name"

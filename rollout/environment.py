@@ -6,19 +6,22 @@ from pathlib import Path
 
 import msgspec
 
+from core.advantage import check_estimator
 from core.config import Config
 from core.errors import ConfigError, DataError
 from engine.client import Session
 from engine.embedded.world import write_world
 from rollout.chat import Chat
 from rollout.data import Example, load_examples
+from rollout.expand import expand_policy
 from rollout.prompts import PromptTemplate, load_prompt
 from rollout.protocols import get_protocol
 from rollout.reward import get_scorer
 from rollout.run import Environment
+from rollout.search.build import check_address
 from rollout.search.index import Notify
 from rollout.search.service import Cache
-from rollout.tools import build_tools
+from rollout.tools import TOOL_NAMES, build_tools
 
 WORLD = "world"
 """The setting value that names the embedded engine's generated world, written into the run."""
@@ -28,8 +31,9 @@ def freeze(config: Config, allow_code: Collection[str] = ()) -> Config:
     """Return the configuration as the run keeps it: paths made absolute, the prompt's text put in.
 
     Everything that a later command would stumble over is checked here, before anything is written. Raises
-    ConfigError or DataError.
+    ConfigError, DataError, EstimatorError or CodeNotAllowed.
     """
+    _check_names(config)
     protocol = get_protocol(config.rollout.protocol)
     template = load_prompt(config.rollout.prompt, protocol.name)
     get_scorer(config.reward.scorer, config.reward, allow_code)
@@ -44,6 +48,17 @@ def freeze(config: Config, allow_code: Collection[str] = ()) -> Config:
         config.rollout, system_prompt=template.system, user_template=template.user
     )
     return msgspec.structs.replace(config, rollout=prompted)
+
+
+def _check_names(config: Config) -> None:
+    """Raise what the command would that uses these names; user code is left to that command."""
+    check_estimator(config.learner.estimator)
+    if ":" not in config.rollout.tree.expand:
+        expand_policy(config.rollout.tree.expand, config.rollout.tree.temperature)
+    for name in config.tools.declared:
+        if name not in TOOL_NAMES:
+            raise ConfigError(f"setting 'tools.declared': {name!r}, expected {' or '.join(TOOL_NAMES)}")
+    check_address(config.tools.search)
 
 
 def with_absolute_paths(config: Config) -> Config:

@@ -126,6 +126,9 @@ class Calculator:
         """Nothing is held."""
 
 
+TOOL_NAMES = ("search", "calculator")
+
+
 def build_tools(
     settings: ToolSettings, run_dir: Path, cache: Cache | None, notify: Notify | None = None
 ) -> dict[str, Tool]:
@@ -144,7 +147,7 @@ def build_tools(
             case "calculator":
                 tools[name] = Calculator()
             case _:
-                raise ConfigError(f"no tool {name!r}, expected search or calculator")
+                raise ConfigError(f"no tool {name!r}, expected {' or '.join(TOOL_NAMES)}")
     return tools
 
 

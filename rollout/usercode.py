@@ -23,8 +23,10 @@ def load_function(spec: str, allow_code: Collection[str]) -> Callable[..., objec
         sys.path.append(here)
     try:
         function = getattr(importlib.import_module(module_name), name, None)
-    except ImportError as error:
-        raise ConfigError(f"user code {spec!r}: cannot import {module_name!r}: {error}") from error
+    except Exception as error:  # user code may raise anything while it is imported
+        raise ConfigError(
+            f"user code {spec!r}: cannot import {module_name!r}: {type(error).__name__}: {error}"
+        ) from error
     if not callable(function):
         raise ConfigError(f"user code {spec!r}: module {module_name!r} has no function {name!r}")
     loaded: Callable[..., object] = function

@@ -38,16 +38,20 @@ def build_backend(settings: SearchSettings, run_dir: Path, notify: Notify) -> Ba
         case "wikipedia":
             return Wikipedia(_service(settings, wikipedia.URL))
         case "retrieval":
-            if not settings.url:
-                raise ConfigError(
-                    "search back-end 'retrieval' needs the server's address: "
-                    "--set tools.search.url=http://127.0.0.1:8000/retrieve"
-                )
             return Retrieval(_service(settings, settings.url))
 
 
+def check_address(settings: SearchSettings) -> None:
+    """Raise ConfigError when the server's address is missing where it is needed, or is none."""
+    if settings.backend == "retrieval" and not settings.url:
+        raise ConfigError(
+            "search back-end 'retrieval' needs the server's address: "
+            "--set tools.search.url=http://127.0.0.1:8000/retrieve"
+        )
+    if settings.url and not settings.url.startswith(("http://", "https://")):
+        raise ConfigError(f"setting 'tools.search.url': {settings.url!r}, expected http://... or https://...")
+
+
 def _service(settings: SearchSettings, usual: str) -> HttpService:
-    url = settings.url or usual
-    if not url.startswith(("http://", "https://")):
-        raise ConfigError(f"setting 'tools.search.url': {url!r}, expected http://... or https://...")
-    return HttpService(url, timeout=settings.timeout, retries=settings.retries)
+    check_address(settings)
+    return HttpService(settings.url or usual, timeout=settings.timeout, retries=settings.retries)
