@@ -51,6 +51,8 @@ class EvalComparison(msgspec.Struct, frozen=True, kw_only=True):
     left_out: int
     """Questions that were void in at least one of them."""
     rows: tuple[EvalRow, ...]
+    asked_otherwise: dict[str, tuple[float | str | bool | None, ...]] = {}
+    """Settings in which the evaluations differ → the value of each; part of any difference is theirs."""
 
 
 def compare_evaluations(events: Sequence[Evaluated], seed: int = 0) -> EvalComparison:
@@ -68,7 +70,10 @@ def compare_evaluations(events: Sequence[Evaluated], seed: int = 0) -> EvalCompa
         difference = _interval(value - first, macro[index] - macro[0]) if index else None
         rows.append(_row(event, places, _interval(value, macro[index]), difference))
     return EvalComparison(
-        questions=len(usable), left_out=len(events[0].results) - len(usable), rows=tuple(rows)
+        questions=len(usable),
+        left_out=len(events[0].results) - len(usable),
+        rows=tuple(rows),
+        asked_otherwise=_asked_otherwise(events),
     )
 
 
@@ -88,6 +93,10 @@ def comparison_lines(found: EvalComparison) -> list[str]:
             f"{100 * row.exact_match:>5.1f}%  {100 * row.format:>5.1f}%  {100 * row.f1:>5.1f}%  "
             f"{row.search_calls:>8.2f}"
         )
+    lines += [
+        f"note: not asked alike: {name} {', '.join(map(str, values))}"
+        for name, values in found.asked_otherwise.items()
+    ]
     return lines
 
 
@@ -101,6 +110,12 @@ def _check(events: Sequence[Evaluated]) -> None:
                 f"evaluations {first.name!r} and {event.name!r} asked different questions "
                 f"({len(first.results)} and {len(event.results)}): compare evaluations of one set"
             )
+
+
+def _asked_otherwise(events: Sequence[Evaluated]) -> dict[str, tuple[float | str | bool | None, ...]]:
+    names = sorted({name for event in events for name in event.settings})
+    told = {name: tuple(event.settings.get(name) for event in events) for name in names}
+    return {name: values for name, values in told.items() if len(set(values)) > 1}
 
 
 def _usable(events: Sequence[Evaluated]) -> list[int]:

@@ -11,7 +11,14 @@ from rollout.comparing import compare_evaluations, comparison_lines
 from rollout.drawing import draw_evaluations
 
 
-def made(name: str, scores: list[float], *, digest: str = "set", void: tuple[int, ...] = ()) -> Evaluated:
+def made(
+    name: str,
+    scores: list[float],
+    *,
+    digest: str = "set",
+    void: tuple[int, ...] = (),
+    settings: dict[str, float | str] | None = None,
+) -> Evaluated:
     """Return an evaluation: the first half of the questions is nq, the rest hotpotqa."""
     results = tuple(
         QuestionResult(
@@ -28,7 +35,7 @@ def made(name: str, scores: list[float], *, digest: str = "set", void: tuple[int
         weights_uri="w",
         policy_version=1,
         set_digest=digest,
-        settings={},
+        settings=dict(settings or {}),
         results=results,
         summary={},
         name=name,
@@ -101,3 +108,16 @@ def test_table_and_picture(tmp_path: Path) -> None:
     assert (tmp_path / "eval.png").read_bytes().startswith(b"\x89PNG")
     with pytest.raises(ConfigError, match="cannot write"):
         draw_evaluations(found, tmp_path / "none" / "eval.png")
+
+
+def test_evaluations_that_were_not_asked_alike_are_said_to_be_so() -> None:
+    """Greedy against sampled is no comparison of weights alone; equal settings are not mentioned."""
+    greedy = made("greedy", [1.0, 0.0], settings={"temperature": 0.0, "samples": 1, "search": "local"})
+    sampled = made("sampled", [1.0, 0.0], settings={"temperature": 1.0, "samples": 4, "search": "local"})
+    found = compare_evaluations([greedy, sampled])
+    assert found.asked_otherwise == {"samples": (1, 4), "temperature": (0.0, 1.0)}
+    assert comparison_lines(found)[-2:] == [
+        "note: not asked alike: samples 1, 4",
+        "note: not asked alike: temperature 0.0, 1.0",
+    ]
+    assert compare_evaluations([greedy, greedy]).asked_otherwise == {}
