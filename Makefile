@@ -38,8 +38,10 @@ format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+# Each is `python -m benchmarks.NAME`; the experiments take most of an hour and are run by hand (docs/experiments.md).
+BENCHMARKS = $(filter-out made_log recorded_steps experiment%,$(basename $(notdir $(wildcard benchmarks/*.py))))
 bench: $(VENV)/.dev
-	for file in benchmarks/*.py; do echo "== $$file"; $(BIN)/python $$file || exit 1; done
+	for name in $(BENCHMARKS); do echo "== $$name"; $(BIN)/python -m benchmarks.$$name || exit 1; done
 
 soak: $(VENV)/.dev
 	$(BIN)/python -m pytest -q -m soak --timeout 3600
