@@ -23,7 +23,7 @@ class CheckpointLine(msgspec.Struct, frozen=True, kw_only=True):
     reward: float | None
     """Mean reward of the step before it, on training questions."""
     evaluation: dict[str, float]
-    """Summary of the newest evaluation of its weights."""
+    """Summary of the newest evaluation of its weights, {} when there is none asked like the others'."""
     best: bool
     """The highest score among the evaluated ones."""
 
@@ -33,11 +33,13 @@ def list_checkpoints(
 ) -> list[CheckpointLine]:
     """Return the run's checkpoints, oldest first; `existing` are the URIs that the service still has.
 
-    The best one is that with the highest `score` in its evaluation's summary, the earliest of equals.
+    The best one is that with the highest `score` in its evaluation's summary, the earliest of equals. Only
+    evaluations that asked the same questions in the same way are held against each other: those of the way
+    that most checkpoints were evaluated in, the newest of equals.
     """
     saved: list[CheckpointSaved] = []
     rewards: dict[int, float] = {}
-    evaluations: dict[int, dict[str, float]] = {}
+    ways: dict[bytes, dict[int, dict[str, float]]] = {}
     steps: dict[int, int] = {0: 0}
     for record in log.journal.read():
         match record.event:
@@ -48,10 +50,13 @@ def list_checkpoints(
             case PolicyPublished(policy_version=version, step=step):
                 steps[version] = step
             case Evaluated() as event if score in event.summary:
-                evaluations[steps.get(event.policy_version, 0)] = event.summary
+                way = msgspec.json.encode((event.set_digest, event.settings), order="sorted")
+                summaries = ways.pop(way, {})
+                ways[way] = summaries | {steps.get(event.policy_version, 0): event.summary}
             case _:
                 pass
     newest = {checkpoint.step: checkpoint for checkpoint in saved}
+    evaluations = max(reversed(ways.values()), key=lambda way: len(way.keys() & newest.keys()), default={})
     scored = [step for step in sorted(newest) if step in evaluations]
     best = max(scored, key=lambda step: evaluations[step][score], default=None)
     return [
