@@ -351,6 +351,8 @@ def learn(
         goal = max_steps if max_steps is not None else place.log.state().max_steps or copied
         if goal is None:
             raise ConfigError(HOW_FAR)
+        if resume_from and place.log.state().checkpoint_index is not None:
+            _echo("--resume-from only begins a run; this one goes on from its own checkpoint")
         with Tracking(place.log, place.config, place.opened, _echo), _session(place) as session:
             hooks = Hooks(
                 notify=_echo,

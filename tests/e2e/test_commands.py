@@ -166,6 +166,36 @@ def test_a_missing_package_is_said_before_anything_is_trained(finished_run: Path
     assert "swanlab" in line
 
 
+def test_a_run_with_checkpoints_does_not_begin_anew(finished_run: Path) -> None:
+    """--resume-from on a run that is under way is said to have no effect; the run goes on from its own state."""
+    done = cli("learn", "--run", finished_run, "--resume-from", "trio://elsewhere/state/s")
+    assert done.status == 0, done.err
+    assert "--resume-from only begins a run" in done.err
+
+
+def test_user_code_that_cannot_be_read_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fault of the user's module is told with its kind, and no run is made."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "broken_scorer.py").write_text("def score(:\n")
+    named = "broken_scorer:score"
+    done = cli(
+        "rollout",
+        "--run",
+        "run",
+        "--preset",
+        "demo",
+        "--set",
+        f"reward.scorer={named}",
+        "--allow-code",
+        named,
+    )
+    assert done.status == 2
+    [line] = done.err.splitlines()
+    assert "SyntaxError" in line
+    assert "broken_scorer.py" in line
+    assert not (tmp_path / "run").exists()
+
+
 def test_copies_of_a_run_are_runs(finished_run: Path, tmp_path: Path) -> None:
     """A backup replays as the run does; exported groups enter a fresh log, which has no step yet."""
     told("backup", "--run", finished_run, "--out", tmp_path / "copy")
