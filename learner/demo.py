@@ -121,6 +121,8 @@ def _train(demo: Demo, console: Console) -> None:
                 _fail_if_failed(processes)
                 time.sleep(POLL_SECONDS)
             live.update(_steps_table(_commits(log), steps))
+        if not console.is_terminal:
+            console.line()  # a live view leaves the last line open where it cannot be drawn over
         _fail_if_failed(processes)
     finally:
         _stop(processes.values())
