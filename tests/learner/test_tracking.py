@@ -68,6 +68,7 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fake:
     """Put the stand-in in SwanLab's place."""
     made = Fake(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(FAKE))
+    monkeypatch.syspath_prepend(str(FAKE))  # found here too, where the real package is not installed
     monkeypatch.setenv("FAKE_SWANLAB", str(made.behaviour))
     monkeypatch.setenv("FAKE_SWANLAB_RECORD", str(made.record))
     return made
