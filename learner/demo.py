@@ -5,6 +5,7 @@ In this process it only reads: `eval`, `rollout`, `learn` and `replay` are comma
 
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -188,7 +189,8 @@ def _draw(commits: Sequence[StepCommitted]) -> None:
     for label, name in (("reward", "reward/mean"), ("exact match", "reward/correct")):
         plotext.plot(steps, [commit.rollout_metrics.get(name, 0.0) for commit in commits], label=label)
     plotext.xlabel("step")
-    plotext.show()
+    sys.stdout.write(plotext.uncolorize(plotext.build()) + "\n")
+    sys.stdout.flush()
 
 
 def _evaluation_table(evaluations: dict[str, Evaluated]) -> Table:

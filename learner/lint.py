@@ -54,6 +54,10 @@ ADVICE = {
 }
 
 
+TOLERATED = {"no_signal": 0.5}
+"""Share up to which a healthy run has it: questions that are always, or not yet ever, answered right."""
+
+
 class LintFinding(msgspec.Struct, frozen=True, kw_only=True):
     """One kind of problem in a run."""
 
@@ -96,7 +100,7 @@ class Tally:
                 advice=ADVICE[name],
             )
             for name, count in self._count.items()
-            if count
+            if count and count / self._examined[name] > TOLERATED.get(name, 0.0)
         ]
 
 

@@ -20,7 +20,7 @@ from learner.checkpoints import checkpoint_lines, list_checkpoints
 from learner.compare import compare, compare_lines
 from learner.counterfactual import counterfactual, rescore
 from learner.fingerprints import changed, code_fingerprints, git_revision
-from learner.lint import Linter, lint, lint_lines
+from learner.lint import Linter, Tally, lint, lint_lines
 from learner.loop import Options, run_learner
 from learner.offline import check_same_model, copy_groups
 from learner.rebuild import rebuild
@@ -398,3 +398,14 @@ def test_another_tokenizer_or_base_model_is_refused() -> None:
     check_same_model(same, same | {"numpy": "2"})
     with pytest.raises(ConfigError, match="base_model 'b', this one 'c'"):
         check_same_model(same, same | {"base_model": "c"})
+
+
+def test_some_groups_without_signal_are_no_finding() -> None:
+    """Half of the groups may be always right or always wrong; more is a finding, anything else at once."""
+    tally = Tally()
+    for number in range(10):
+        tally.see("no_signal", number < 5, lambda: "a group")
+    assert tally.findings() == []
+    tally.see("no_signal", wrong=True, example=lambda: "a group")
+    tally.see("bad_logprob", wrong=True, example=lambda: "a token")
+    assert [finding.name for finding in tally.findings()] == ["no_signal", "bad_logprob"]
