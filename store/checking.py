@@ -13,14 +13,56 @@ from store.ports import StreamWrite
 
 
 def check_writes(uid: str, writes: Sequence[StreamWrite]) -> None:
-    """Raise StoreError, naming the node and the rule, when a record must not be stored."""
-    for write in writes:
-        if not 0 <= write.tree <= MAX_TREE:
-            raise StoreError(f"tree {write.tree!r} of group {uid}, expected 0 to {MAX_TREE}")
-        for event in write.events:
-            problem = problem_of(uid, write.tree, event)
+    """Raise StoreError, naming the node and the rule, when a record must not be stored.
+
+    All logprobs are looked at together, because a single look costs more than a turn's numbers; only where
+    something seems wrong are the records looked at one by one. Negative ids are left to `pack_tokens`.
+    """
+    tokens: list[bytes] = []
+    logprobs: list[bytes] = []
+    good = True
+    for tree, _, events in writes:
+        good = good and 0 <= tree <= MAX_TREE
+        for event in events:
+            match event:
+                case TurnSampled():
+                    good = good and len(event.tokens) == len(event.sampled_logprobs)
+                    tokens.append(event.tokens)
+                    logprobs.append(event.sampled_logprobs)
+                case Observed():
+                    tokens += (event.tokens, event.prompt_reset or b"")
+                case GroupAsked():
+                    good = good and tree == GROUP_STREAM and event.uid == uid
+                    tokens.append(event.prompt)
+                case ReferenceScored():
+                    logprobs.append(event.logprobs)
+                case _:
+                    pass
+    if not (good and _numbers_are_good(tokens, logprobs)):
+        _explain(uid, writes)
+
+
+def _numbers_are_good(tokens: Sequence[bytes], logprobs: Sequence[bytes]) -> bool:
+    for raw in tokens:
+        if len(raw) & 3:
+            return False
+    joined = b"".join(logprobs)
+    if not joined or len(joined) & 3:
+        return not joined
+    values = view_logprobs(joined)
+    # A NaN fails the first, an infinity the second; a square that overflows is looked at again.
+    return bool(np.maximum.reduce(values) <= 0) and bool(np.isfinite(values.dot(values)))
+
+
+def _explain(uid: str, writes: Sequence[StreamWrite]) -> None:
+    """Raise the error that names the first bad record."""
+    for tree, _, events in writes:
+        if not 0 <= tree <= MAX_TREE:
+            raise StoreError(f"tree {tree!r} of group {uid}, expected 0 to {MAX_TREE}")
+        for event in events:
+            problem = problem_of(uid, tree, event)
             if problem:
-                raise StoreError(f"a record of group {uid}, tree {write.tree} is refused: {problem}")
+                raise StoreError(f"a record of group {uid}, tree {tree} is refused: {problem}")
 
 
 def problem_of(uid: str, tree: int, event: GroupEvent) -> str:
@@ -47,9 +89,8 @@ def problem_of(uid: str, tree: int, event: GroupEvent) -> str:
 def _tokens_problem(what: str, raw: bytes) -> str:
     if len(raw) % TOKEN_DTYPE.itemsize:
         return f"{what} have {len(raw)} bytes, expected a multiple of {TOKEN_DTYPE.itemsize}"
-    if raw and int(view_tokens(raw).min()) < 0:
-        return f"{what} hold the negative id {int(view_tokens(raw).min())}"
-    return ""
+    lowest = view_tokens(raw).min(initial=0)
+    return f"{what} hold the negative id {lowest}" if lowest < 0 else ""
 
 
 def _logprobs_problem(what: str, raw: bytes, token_bytes: int | None) -> str:

@@ -1,7 +1,8 @@
 """Owns events as stored bytes: encoding, decoding with upcasts, checksums, the journal's chain, digests.
 
-A stored value is `crc32 u32 LE | schema u16 LE | payload`. The checksum covers the table's name, the key, the
-schema number and the payload, so a record found under another key is as damaged as one with a flipped bit.
+A stored value is `crc32 u32 LE | schema u16 LE | payload`. The checksum covers the table's name, schema and
+payload, and then the key, so a record found under another key is as damaged as one with a flipped bit; all
+but the key is summed before the write lock is taken.
 A group record's payload is the event's MessagePack bytes; a journal record's is the SHA-256 of its
 predecessor (key and value) and then those bytes.
 """
@@ -43,6 +44,13 @@ class Payload(NamedTuple):
 
     schema: int
     body: bytes
+
+
+class Prepared(NamedTuple):
+    """A stored value that lacks only its key's part of the checksum."""
+
+    crc: int
+    tail: bytes
 
 
 class RawRecord(NamedTuple):
@@ -99,18 +107,27 @@ def upcast(
     return plain
 
 
+def prepare(table: Table, body: bytes, schema: int = SCHEMA_VERSION) -> Prepared:
+    """Return `body` ready to be stored in a table, under a key that is not known yet."""
+    tail = _SCHEMA.pack(schema) + body
+    return Prepared(zlib.crc32(tail, _SEEDS[table]), tail)
+
+
+def finish(key: bytes, prepared: Prepared) -> bytes:
+    """Return the stored value of what was prepared under `key`."""
+    return zlib.crc32(key, prepared[0]).to_bytes(4, "little") + prepared[1]
+
+
 def pack(table: Table, key: bytes, body: bytes, schema: int = SCHEMA_VERSION) -> bytes:
     """Return the stored value of `body` under `key`."""
-    tail = _SCHEMA.pack(schema) + body
-    crc = zlib.crc32(tail, zlib.crc32(key, _SEEDS[table]))
-    return crc.to_bytes(4, "little") + tail
+    return finish(key, prepare(table, body, schema))
 
 
 def unpack(table: Table, key: bytes, value: bytes) -> Payload:
     """Return the body of a stored value; raises LogDamaged when its checksum is wrong."""
     if len(value) >= HEAD_SIZE:
         crc, schema = _HEAD.unpack_from(value)
-        if zlib.crc32(value[4:], zlib.crc32(key, _SEEDS[table])) == crc:
+        if zlib.crc32(key, zlib.crc32(value[4:], _SEEDS[table])) == crc:
             return Payload(schema, value[HEAD_SIZE:])
     raise LogDamaged(
         f"damaged record in table {table.value.decode()!r} at key {key.hex()}: its checksum is wrong. "

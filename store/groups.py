@@ -11,7 +11,7 @@ from core.events import GroupClosed as GroupClosedEvent
 from store import codec, keys
 from store.checking import check_writes
 from store.claims import Claimant, adopt, check_owner, claim_job
-from store.codec import RawRecord
+from store.codec import Prepared, RawRecord, finish, prepare
 from store.environment import Environment
 from store.journal import encode_all, journal_changes, views_of
 from store.keys import MAX_INDEX, Table
@@ -19,7 +19,7 @@ from store.locks import Locks
 from store.ports import Admission, Bundle, Claim, GroupFate, GroupRecord, NoClaim, StreamWrite
 from store.rows import FATES
 from store.sealing import Sealed, decode_records, load, seal_changes, seal_group
-from store.snapshot import Change, Snapshot
+from store.snapshot import Rows, Snapshot
 from store.views import Views
 from store.writer import Job, Plan, Writer
 
@@ -32,7 +32,7 @@ class Stream(NamedTuple):
 
     tree: int
     expect: int | None
-    raws: tuple[bytes, ...]
+    records: tuple[Prepared, ...]
 
 
 class Ending(NamedTuple):
@@ -177,59 +177,65 @@ def spent(records: Sequence[GroupRecord]) -> tuple[int, int]:
 def _encode(uid: str, writes: Sequence[StreamWrite]) -> tuple[tuple[Stream, ...], int]:
     check_writes(uid, writes)
     streams = tuple(
-        Stream(write.tree, write.expect, tuple(codec.encode(event) for event in write.events))
-        for write in writes
+        Stream(tree, expect, tuple([prepare(Table.GROUPS, codec.encode(event)) for event in events]))
+        for tree, expect, events in writes
     )
-    return streams, SMALL + sum(len(raw) for stream in streams for raw in stream.raws)
+    return streams, SMALL + sum([len(record.tail) for stream in streams for record in stream.records])
 
 
 def _append_job(claim: Claim, streams: Sequence[Stream]) -> Job[None]:
     prefix = keys.group_prefix(claim.uid)
+    owned = (claim.uid, claim.owner)
 
     def job(snapshot: Snapshot) -> Plan[None]:
-        check_owner(views_of(snapshot), claim)
+        if owned not in snapshot.owners:
+            check_owner(views_of(snapshot), claim)
+            snapshot.owners.add(owned)
         ends: dict[int, int] = {}
-        changes: list[Change] = []
+        rows: list[tuple[bytes, bytes]] = []
         for stream in streams:
+            start = prefix + stream.tree.to_bytes(2, "big")
             end = ends.get(stream.tree)
             if end is None:
-                end = stream_end(snapshot, prefix, stream.tree)
-            added = _stream_changes(snapshot, claim.uid, prefix, stream, end)
+                end = _stream_end(snapshot, start)
+            added = _stream_rows(snapshot, claim.uid, start, stream, end)
             ends[stream.tree] = end + len(added)
-            changes += added
-        return Plan(changes, None)
+            rows += added
+        return Plan((Rows(Table.GROUPS, rows),), None)
 
     return job
 
 
-def stream_end(snapshot: Snapshot, prefix: bytes, tree: int) -> int:
-    """Return how many records a tree's stream has."""
-    last = snapshot.last(Table.GROUPS, below=keys.after(prefix + tree.to_bytes(2, "big")))
-    if last is None or not last[0].startswith(prefix + tree.to_bytes(2, "big")):
+def _stream_end(snapshot: Snapshot, start: bytes) -> int:
+    """Return how many records the stream whose keys begin with `start` has."""
+    last = snapshot.last(Table.GROUPS, below=keys.after(start))
+    if last is None or not last[0].startswith(start):
         return 0
     return keys.parse_group_key(last[0]).position + 1
 
 
-def _stream_changes(snapshot: Snapshot, uid: str, prefix: bytes, stream: Stream, end: int) -> list[Change]:
+def _stream_rows(
+    snapshot: Snapshot, uid: str, start: bytes, stream: Stream, end: int
+) -> list[tuple[bytes, bytes]]:
+    """Return what a write adds to its stream: everything, or nothing where it stands there already."""
     expect = end if stream.expect is None else stream.expect
-    where = f"group {uid}, tree {stream.tree}"
-    if expect > end or expect < 0:
-        raise Conflict(f"position {expect} of {where} is beyond the end, its stream has {end} records")
-    if expect + len(stream.raws) > MAX_INDEX:
-        raise StoreError(f"{where} would have more than {MAX_INDEX} records")
-    changes: list[Change] = []
-    for index, raw in enumerate(stream.raws, expect):
-        key = keys.group_key(prefix, stream.tree, index)
-        if expect == end:
-            changes.append(Change(Table.GROUPS, key, codec.pack(Table.GROUPS, key, raw)))
-            continue
-        value = snapshot.get(Table.GROUPS, key)
-        if value is None or codec.unpack(Table.GROUPS, key, value).body != raw:
+    if not 0 <= expect <= end or expect + len(stream.records) > MAX_INDEX:
+        raise Conflict(
+            f"position {expect} of group {uid}, tree {stream.tree} is beyond the end: it has {end} records"
+        )
+    if expect == end:
+        return [
+            (key := start + position.to_bytes(4, "big"), finish(key, record))
+            for position, record in enumerate(stream.records, end)
+        ]
+    for position, record in enumerate(stream.records, expect):
+        key = start + position.to_bytes(4, "big")
+        if snapshot.get(Table.GROUPS, key) != finish(key, record):
             raise Conflict(
-                f"position {index} of {where} holds another record than the one to be written there "
-                f"(its stream has {end}): fetch the group and decide anew"
+                f"position {position} of group {uid}, tree {stream.tree} holds another record than the one "
+                f"to be written there (its stream has {end}): fetch the group and decide anew"
             )
-    return changes
+    return []
 
 
 def _end_job(claim: Claim, ending: Ending) -> Job[bool]:

@@ -5,6 +5,7 @@ group is one contiguous scan and one tree is one. Journal records: index u64. Bu
 attempt u16, part u16. Views: one letter for the kind, then the numbers.
 """
 
+import functools
 import struct
 from enum import Enum
 from typing import Any, NamedTuple
@@ -13,8 +14,11 @@ from core.errors import LogDamaged
 from core.ids import parse_uid
 
 
-class Table(Enum):
-    """The tables of a log; the value is the table's name on disk and part of each record's checksum."""
+class Table(bytes, Enum):
+    """The tables of a log; the value is the table's name on disk and part of each record's checksum.
+
+    Being bytes, a member is hashed in C: tables are looked up several times per record.
+    """
 
     META = b"meta"
     JOURNAL = b"journal"
@@ -62,6 +66,7 @@ def parse_journal_key(key: bytes) -> int:
     return int(_parsed(_JOURNAL, key)[0])
 
 
+@functools.lru_cache(maxsize=4096)
 def group_prefix(uid: str) -> bytes:
     """Return the 10 bytes with which all keys of a group start; raises FoldError on a malformed uid."""
     return _PREFIX.pack(*parse_uid(uid))

@@ -25,12 +25,22 @@ class Change(NamedTuple):
     value: bytes | None
 
 
+class Rows(NamedTuple):
+    """Many entries to be written to one table; cheaper than as many changes."""
+
+    table: Table
+    items: list[tuple[bytes, bytes]]
+
+
 class Snapshot:
     """One read or write transaction: the log as it was at one moment."""
 
     def __init__(self, transaction: "lmdb.Transaction", tables: Tables) -> None:
         self._transaction = transaction
         self._tables = tables
+        self._cursors: dict[Table, lmdb.Cursor] = {}
+        self.owners: set[tuple[str, int]] = set()
+        """(uid, owner) pairs that were found to own their groups, while no view has changed since."""
 
     def get(self, table: Table, key: bytes) -> bytes | None:
         """Return the stored value under `key`."""
@@ -74,14 +84,21 @@ class Snapshot:
 
     def last(self, table: Table, below: bytes | None = None) -> tuple[bytes, bytes] | None:
         """Return the last entry, or the last whose key is smaller than `below`; raises LogDamaged."""
-        with self._transaction.cursor(self._tables[table]) as cursor:
-            found = cursor.set_range(below) if below is not None else False
-            if not (cursor.prev() if found else cursor.last()):
-                return None
-            key, value = cast("tuple[bytes, bytes]", cursor.item())
+        cursor = self._cursor(table)
+        found = cursor.set_range(below) if below is not None else False
+        if not (cursor.prev() if found else cursor.last()):
+            return None
+        key, value = cast("tuple[bytes, bytes]", cursor.item())
         if below is not None and key >= below:
             raise _disorder(table, key, below)
         return key, value
+
+    def _cursor(self, table: Table) -> "lmdb.Cursor":
+        """Return a cursor that lives as long as the transaction; making one costs as much as a look-up."""
+        cursor = self._cursors.get(table)
+        if cursor is None:
+            cursor = self._cursors[table] = self._transaction.cursor(self._tables[table])
+        return cursor
 
     def table_names(self) -> list[bytes]:
         """Return the names of every table in the file."""
@@ -92,9 +109,15 @@ class Snapshot:
         """Return how many entries the table says it has."""
         return int(self._transaction.stat(self._tables[table])["entries"])
 
-    def put(self, changes: Iterable[Change]) -> None:
-        """Write; only inside a write transaction."""
-        for table, key, value in changes:
+    def put(self, changes: Iterable[Change | Rows]) -> None:
+        """Write in order; only inside a write transaction."""
+        for change in changes:
+            if isinstance(change, Rows):
+                self._cursor(change.table).putmulti(change.items)
+                continue
+            table, key, value = change
+            if table is Table.VIEWS:
+                self.owners.clear()
             if value is None:
                 self._transaction.delete(key, db=self._tables[table])
             else:

@@ -9,15 +9,15 @@ import asyncio
 import contextlib
 import functools
 import threading
-from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from queue import Empty, SimpleQueue
 from time import monotonic
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from core.errors import StoreError
 from store.environment import Environment
-from store.snapshot import Change, Snapshot
+from store.snapshot import Change, Rows, Snapshot
 
 T = TypeVar("T")
 
@@ -31,7 +31,7 @@ READER_CHECK_SECONDS = 30.0
 class Plan(NamedTuple, Generic[T]):
     """What a job wants: changes to be written in order, and the value to return when they are on disk."""
 
-    changes: Sequence[Change]
+    changes: Sequence[Change | Rows]
     result: T
 
 
@@ -78,17 +78,17 @@ class Writer:
 
     def __init__(self, environment: Environment) -> None:
         self._environment = environment
-        guard = threading.Lock()
-        self._work = threading.Condition(guard)
-        self._room = threading.Condition(guard)
-        self._queue: deque[_Request] = deque()
+        self._queue: SimpleQueue[_Request | None] = SimpleQueue()
+        self._guard = threading.Lock()
+        """Of the byte count, of who waits for room, and of closing; never held for long."""
+        self._room = threading.Condition(self._guard)
         self._bytes = 0
         self._waiting: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = []
         self._closing = False
         self._thread: threading.Thread | None = None
 
     def __repr__(self) -> str:
-        return f"<Writer {len(self._queue)} requests, {self._bytes} bytes queued>"
+        return f"<Writer about {self._queue.qsize()} requests, {self._bytes} bytes queued>"
 
     async def run(self, job: Job[T], size: int, lost: Callable[[T], None] | None = None) -> T:
         """Return the job's result once its changes are on disk.
@@ -131,15 +131,15 @@ class Writer:
 
     def close(self) -> None:
         """Write what is queued and end the thread."""
-        with self._work:
+        with self._room:
             self._closing = True
-            self._work.notify()
+            self._queue.put(None)
             self._room.notify_all()
         if self._thread is not None:
             self._thread.join()
 
     async def _room_in(self, loop: asyncio.AbstractEventLoop) -> None:
-        with self._room:
+        with self._guard:
             if self._bytes <= MAX_QUEUED_BYTES:
                 return
             future = loop.create_future()
@@ -148,45 +148,57 @@ class Writer:
 
     def _enqueue(self, request: _Request) -> None:
         self._environment.check_process()
-        with self._work:
+        with self._guard:
             if self._closing:
                 raise StoreError(f"the log {str(self._environment.path)!r} is closed")
             if self._thread is None:
                 self._thread = threading.Thread(target=self._loop, name="rolltape-writer", daemon=True)
                 self._thread.start()
-            self._queue.append(request)
             self._bytes += request.size
-            self._work.notify()
+            self._queue.put(request)
 
     def _loop(self) -> None:
         checked = monotonic()
-        while batch := self._take():
+        while (batch := self._take()) is not None:
             _settle(self._commit(batch))
             if monotonic() - checked > READER_CHECK_SECONDS:
                 self._environment.check_readers()
                 checked = monotonic()
 
-    def _take(self) -> list[_Request]:
-        """Return what waits, up to a batch; empty when closed."""
-        with self._work:
-            while not self._queue and not self._closing:
-                if not self._work.wait(READER_CHECK_SECONDS):
-                    self._environment.check_readers()
-            batch: list[_Request] = []
-            size = 0
-            while self._queue and len(batch) < MAX_BATCH and size < MAX_BATCH_BYTES:
-                request = self._queue.popleft()
-                size += request.size
+    def _take(self) -> list[_Request] | None:
+        """Return what waits, up to a batch, nothing after a while without requests, None when closed."""
+        batch: list[_Request] = []
+        size = 0
+        try:
+            request = self._queue.get(timeout=READER_CHECK_SECONDS)
+            while request is not None:
                 batch.append(request)
-            self._bytes -= size
-            if self._bytes <= MAX_QUEUED_BYTES:
-                self._room.notify_all()
-                waiting, self._waiting = self._waiting, []
-                for loop, future in waiting:
-                    _call(loop, functools.partial(_wake, future))
+                size += request.size
+                if size >= MAX_BATCH_BYTES or len(batch) == MAX_BATCH:
+                    break
+                request = self._queue.get_nowait()
+            else:
+                if not batch:
+                    return None
+                self._queue.put(None)  # for the next call
+        except Empty:
+            pass
+        self._made_room(size)
         return batch
 
+    def _made_room(self, size: int) -> None:
+        with self._room:
+            self._bytes -= size
+            if self._bytes > MAX_QUEUED_BYTES:
+                return
+            self._room.notify_all()
+            waiting, self._waiting = self._waiting, []
+        for loop, future in waiting:
+            _call(loop, functools.partial(_wake, future))
+
     def _commit(self, batch: list[_Request]) -> list[_Outcome]:
+        if not batch:
+            return []
         try:
             with self._environment.write() as snapshot:
                 self._environment.check_versions(snapshot)
