@@ -1,14 +1,16 @@
 """Owns bundles: a group's records as one block, with token and logprob bytes cut out into columns.
 
 Layout: header | zstd(splice table, remainder) | zstd(tokens) | logprobs raw. The remainder is the records
-without the spans, end to end; the table says where they were; unsealing is pure byte splicing and knows
-nothing of events. Tokens are u16 low halves and then 2-bit high parts, or int32 where an id needs more than
-18 bits. A bundle holds no position in a log and no path, so it is also the unit of export and import.
+without the spans, end to end. The table says per record its tree, position, schema and how many pieces it
+has, and per piece how much of the remainder and then of which column it takes: unsealing is pure splicing
+and knows nothing of events. Tokens are u16 low halves and then 2-bit high parts, or int32 where an id needs
+more than 18 bits. A bundle holds no position in a log and no path, so it is also the unit of exchange.
 """
 
 import struct
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
@@ -28,9 +30,12 @@ TOKENS, LOGPROBS = 0, 1
 """Kinds of spans."""
 
 _HEADER = struct.Struct("<4sIIIIII")
-"""Magic, flags, records, spans, token count, bytes of the first block, bytes of the second."""
+"""Magic, flags, records, pieces, token count, bytes of the first block, bytes of the second."""
 _WIDE = 1
-_PER_RECORD, _PER_SPAN = 5, 3
+
+
+_HIGH_PARTS = (np.arange(256, dtype="<u4")[:, None] >> np.array([0, 2, 4, 6], dtype="<u4") & 3) << 16
+"""u32 [256, 4]: the high parts of the four tokens that share a byte."""
 
 
 class Span(NamedTuple):
@@ -84,30 +89,25 @@ def seal(records: Sequence[RawRecord]) -> bytes:
     """Return the bundle of a group's records, which stand in key order. The caller compares before use."""
     rest: list[bytes] = []
     columns: tuple[list[bytes], list[bytes]] = ([], [])
-    per_record: list[tuple[int, ...]] = []
-    per_span: list[tuple[int, ...]] = []
-    tree = index = 0
+    pieces: list[tuple[int, int, int]] = []
+    counts: list[int] = []
     for record in records:
         spans = find_spans(record.raw, decode_group(record.raw, record.schema))
         end = 0
-        for span in spans:
-            rest.append(record.raw[end : span.offset])
-            columns[span.kind].append(record.raw[span.offset : span.offset + span.size])
-            per_span.append((span.kind, span.offset - end, span.size))
-            end = span.offset + span.size
-        rest.append(record.raw[end:])
-        if record.tree != tree:
-            index = 0
-        row = (record.tree - tree, record.position - index, record.schema, len(spans), len(record.raw) - end)
-        per_record.append(row)
-        tree, index = record.tree, record.position + 1
-    table = _planes(per_record, _PER_RECORD) + _planes(per_span, _PER_SPAN)
+        for kind, offset, size in (*spans, Span(TOKENS, len(record.raw), 0)):
+            rest.append(record.raw[end:offset])
+            columns[kind].append(record.raw[offset : offset + size])
+            pieces.append((kind, offset - end, size))
+            end = offset + size
+        counts.append(len(spans) + 1)
+    trees, positions, schemas, _ = zip(*records, strict=True)
+    table = _table((trees, positions, schemas, counts)) + _table(zip(*pieces, strict=True))
     tokens = np.frombuffer(b"".join(columns[TOKENS]), dtype="<u4")
     wide = bool(tokens.size) and int(tokens.max()) >= 1 << 18
     first = _local.compress(table + b"".join(rest))
     second = _local.compress(tokens.tobytes() if wide else _narrow(tokens))
     header = _HEADER.pack(
-        MAGIC, _WIDE * wide, len(per_record), len(per_span), tokens.size, len(first), len(second)
+        MAGIC, _WIDE * wide, len(records), len(pieces), tokens.size, len(first), len(second)
     )
     return b"".join((header, first, second, *columns[LOGPROBS]))
 
@@ -115,7 +115,7 @@ def seal(records: Sequence[RawRecord]) -> bytes:
 def unseal(blob: bytes) -> list[RawRecord]:
     """Return the records of a bundle, byte for byte; raises LogDamaged when it is not one."""
     try:
-        return list(_splice(blob))
+        return _splice(blob)
     except (struct.error, zstandard.ZstdError, ValueError, IndexError) as exc:
         raise LogDamaged(f"not a bundle: {blob[:16].hex()}… of {len(blob)} bytes ({exc})") from exc
 
@@ -133,35 +133,39 @@ def digest_of(blob: bytes) -> str:
     return group_digest(unseal(blob))
 
 
-def _splice(blob: bytes) -> Iterator[RawRecord]:
-    magic, flags, n_records, n_spans, n_tokens, first, second = _HEADER.unpack_from(blob)
+def _splice(blob: bytes) -> list[RawRecord]:
+    magic, flags, n_records, n_pieces, n_tokens, first, second = _HEADER.unpack_from(blob)
     if magic != MAGIC:
         raise ValueError(f"starts with {magic!r}, expected {MAGIC!r}")
     start = _HEADER.size
     rest = _local.decompress(blob[start : start + first])
     packed = _local.decompress(blob[start + first : start + first + second])
-    columns = (packed if flags & _WIDE else _widen(packed, n_tokens), blob[start + first + second :])
-    table_size = 4 * (n_records * _PER_RECORD + n_spans * _PER_SPAN)
-    per_record = _rows(rest[: 4 * n_records * _PER_RECORD], _PER_RECORD)
-    spans = iter(_rows(rest[4 * n_records * _PER_RECORD : table_size], _PER_SPAN))
-    at, taken = table_size, [0, 0]
-    tree = index = 0
-    for tree_step, index_step, schema, count, tail in per_record:
-        pieces: list[bytes] = []
-        for _ in range(count):
-            kind, gap, size = next(spans)
-            offset = taken[kind]
-            pieces += (rest[at : at + gap], columns[kind][offset : offset + size])
-            taken[kind] = offset + size
+    tokens = packed if flags & _WIDE else _widen(packed, n_tokens)
+    columns = (tokens, blob[start + first + second :])
+    numbers = 4 * n_records + 3 * n_pieces
+    table = struct.unpack_from(f"<{numbers}I", rest)
+    at, taken = 4 * numbers, [0, 0]
+    trees, positions, schemas, counts = _columns(table[: 4 * n_records], 4)
+    pieces = zip(*_columns(table[4 * n_records :], 3), strict=True)
+    raws: list[bytes] = []
+    for count in counts:
+        parts: list[bytes] = []
+        for kind, gap, size in islice(pieces, count):
+            parts.append(rest[at : at + gap])
             at += gap
-        pieces.append(rest[at : at + tail])
-        at += tail
-        index = index_step if tree_step else index + index_step
-        tree += tree_step
-        yield RawRecord(tree, index, schema, b"".join(pieces))
-        index += 1
+            if size:
+                offset = taken[kind]
+                parts.append(columns[kind][offset : offset + size])
+                taken[kind] = offset + size
+        raws.append(b"".join(parts) if count > 1 else parts[0])
     if at != len(rest) or taken != [len(columns[TOKENS]), len(columns[LOGPROBS])]:
-        raise ValueError(f"{len(rest) - at} bytes of its remainder are left over, columns read to {taken}")
+        raise ValueError(f"its pieces end at {at} of {len(rest)} bytes, its columns at {taken}")
+    return list(map(RawRecord, trees, positions, schemas, raws))
+
+
+def _columns(numbers: tuple[int, ...], width: int) -> list[tuple[int, ...]]:
+    count = len(numbers) // width
+    return [numbers[count * column : count * (column + 1)] for column in range(width)]
 
 
 def _find(raw: bytes, name: str, value: bytes) -> int:
@@ -186,20 +190,9 @@ def _without_overlap(spans: Sequence[Span]) -> Iterator[Span]:
             end = span.offset + span.size
 
 
-def _planes(rows: Sequence[tuple[int, ...]], width: int) -> bytes:
-    """Return u32 columns with their bytes apart, so that the many zeros and repeats stand together."""
-    columns = np.asarray(rows, dtype="<u4").reshape(len(rows), width).T
-    return (
-        np.ascontiguousarray(columns).view(np.uint8).reshape(width, len(rows), 4).transpose(0, 2, 1).tobytes()
-    )
-
-
-def _rows(planes: bytes, width: int) -> list[list[int]]:
-    count = len(planes) // (4 * width)
-    apart = np.frombuffer(planes, dtype=np.uint8).reshape(width, 4, count)
-    columns = np.ascontiguousarray(apart.transpose(0, 2, 1)).view("<u4").reshape(width, count)
-    rows: list[list[int]] = columns.T.tolist()
-    return rows
+def _table(columns: Iterable[Sequence[int]]) -> bytes:
+    """Return u32 columns, one after another."""
+    return np.asarray(list(columns), dtype="<u4").tobytes()
 
 
 def _narrow(tokens: NDArray[np.uint32]) -> bytes:
@@ -213,7 +206,5 @@ def _narrow(tokens: NDArray[np.uint32]) -> bytes:
 def _widen(packed: bytes, count: int) -> bytes:
     tokens = np.frombuffer(packed, dtype="<u2", count=count).astype("<u4")
     high = np.frombuffer(packed, dtype=np.uint8, offset=2 * count)
-    if high.any():
-        parts = np.stack([high & 3, high >> 2 & 3, high >> 4 & 3, high >> 6], axis=1).reshape(-1)
-        tokens |= parts[:count].astype("<u4") << 16
+    tokens |= _HIGH_PARTS[high].reshape(-1)[:count]
     return tokens.tobytes()

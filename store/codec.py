@@ -10,10 +10,11 @@ predecessor (key and value) and then those bytes.
 import hashlib
 import struct
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
+import numpy as np
 
 from core.errors import LogDamaged, LogTooNew
 from core.events import SCHEMA_VERSION, GroupEvent, JournalEvent
@@ -27,7 +28,6 @@ only one; a tag without an entry is unchanged between two schemas."""
 
 _HEAD = struct.Struct("<IH")
 _SCHEMA = struct.Struct("<H")
-_DIGEST_HEAD = struct.Struct("<HIHI")
 HEAD_SIZE = _HEAD.size
 CHAIN_SIZE = 32
 CHAIN_START = hashlib.sha256(b"rolltape.journal.v1").digest()
@@ -140,10 +140,14 @@ def chain(key: bytes, value: bytes) -> bytes:
     return hashlib.sha256(key + value).digest()
 
 
-def group_digest(records: Iterable[RawRecord]) -> str:
-    """Return SHA-256 hex over a group's records in key order: tree, position, schema, size and bytes."""
+def group_digest(records: Sequence[RawRecord]) -> str:
+    """Return SHA-256 hex over a group's records in key order.
+
+    Hashed are `rolltape.group.v1`, the trees, positions, schemas and sizes as u32 LE columns, then the bytes.
+    """
     digest = hashlib.sha256(b"rolltape.group.v1")
-    for record in records:
-        digest.update(_DIGEST_HEAD.pack(record.tree, record.position, record.schema, len(record.raw)))
-        digest.update(record.raw)
+    if records:
+        trees, positions, schemas, raws = zip(*records, strict=True)
+        digest.update(np.array((trees, positions, schemas, list(map(len, raws))), dtype="<u4").tobytes())
+        digest.update(b"".join(raws))
     return digest.hexdigest()

@@ -63,9 +63,10 @@ def _rows(snapshot: Snapshot, prefix: bytes, stop: bytes) -> Iterator[RawRecord]
 
 def decode_records(records: Sequence[RawRecord]) -> tuple[GroupRecord, ...]:
     """Return the records with their events; raises LogDamaged."""
-    return tuple(
-        GroupRecord(tree, index, codec.decode_group(raw, schema), raw) for tree, index, schema, raw in records
-    )
+    if not records:
+        return ()
+    trees, positions, schemas, raws = zip(*records, strict=True)
+    return tuple(map(GroupRecord, trees, positions, map(codec.decode_group, raws, schemas), raws))
 
 
 def seal_group(records: Sequence[RawRecord]) -> Sealed:
