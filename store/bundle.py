@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 
 from core.errors import LogDamaged
 from core.events import GroupAsked, GroupEvent, Observed, ReferenceScored, TurnSampled
-from store.codec import RawRecord, decode_group, group_digest
+from store.codec import decode_group
+from store.records import RawRecord, group_digest
 
 MAGIC = b"RTB1"
 LEVEL = 3

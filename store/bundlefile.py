@@ -15,10 +15,10 @@ from core.errors import DataError, StoreError
 from core.events import RunOpened
 from store import codec
 from store.bundle import seal_checked, unseal
-from store.codec import RawRecord
 from store.exchange import Arrival, Passport, complete_groups, enter_groups, passport_of
 from store.log import Log
 from store.outfile import writing
+from store.records import RawRecord
 
 MAGIC = b"rolltape bundles 1\n"
 MAX_FRAME = 1 << 31

@@ -6,14 +6,14 @@ from core.errors import FoldError, LogDamaged
 from core.events import GroupAsked, TurnSampled
 from core.ids import make_uid
 from core.tree import fold_group, members, trajectories
-from store import codec, keys
+from store import keys
 from store.check_journal import Books
 from store.checking import problem_of
-from store.codec import RawRecord
 from store.findings import Report
 from store.groups import spent
 from store.keys import Table
 from store.ports import GroupFate, GroupRecord
+from store.records import RawRecord, group_digest
 from store.rows import FATES, GroupEntry
 from store.sealing import decode_records, load
 from store.snapshot import Snapshot
@@ -110,7 +110,7 @@ def _closing_problems(
     closing = books.closings[uid]
     if closing.records != len(raw):
         yield f"it was closed with {closing.records} records and has {len(raw)}"
-    digest = codec.group_digest(raw)
+    digest = group_digest(raw)
     if closing.digest != digest:
         yield f"its digest is {digest}, it was closed with {closing.digest}"
     sampled = spent(records)

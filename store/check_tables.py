@@ -4,11 +4,11 @@ from collections.abc import Collection, Mapping
 
 from core.errors import LogDamaged
 from store import codec
-from store.environment import VERSIONS_KEY
 from store.findings import Report
 from store.keys import Table
 from store.rebuilding import stored_views
 from store.snapshot import Snapshot
+from store.versions import VERSIONS_KEY
 
 KEY_SIZES: Mapping[Table, Collection[int]] = {
     Table.META: (len(VERSIONS_KEY),),

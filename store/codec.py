@@ -14,7 +14,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
-import numpy as np
 
 from core.errors import LogDamaged, LogTooNew
 from core.events import SCHEMA_VERSION, GroupEvent, JournalEvent
@@ -53,15 +52,6 @@ class Prepared(NamedTuple):
     tail: bytes
 
 
-class RawRecord(NamedTuple):
-    """A group's record before decoding; (tree, position) is its identity."""
-
-    tree: int
-    position: int
-    schema: int
-    raw: bytes
-
-
 def encode(event: JournalEvent | GroupEvent) -> bytes:
     """Return the event's MessagePack bytes."""
     return _encode(event)
@@ -77,6 +67,16 @@ def decode_journal(raw: bytes, schema: int = SCHEMA_VERSION) -> JournalEvent:
     except msgspec.MsgspecError as exc:
         raise LogDamaged(f"not a journal event: {raw[:40]!r}… ({exc}), schema {schema}") from exc
     return event
+
+
+def decode_all(raws: Sequence[bytes], schemas: Sequence[int]) -> list[GroupEvent]:
+    """Return the events of a group's records; as `decode_group`, but with one call for all of them."""
+    if any(schema != SCHEMA_VERSION for schema in schemas):
+        return list(map(decode_group, raws, schemas))
+    try:
+        return list(map(_decode_group, raws))
+    except msgspec.MsgspecError as exc:
+        raise LogDamaged(f"a record is not a group's event ({exc})") from exc
 
 
 def decode_group(raw: bytes, schema: int = SCHEMA_VERSION) -> GroupEvent:
@@ -138,16 +138,3 @@ def unpack(table: Table, key: bytes, value: bytes) -> Payload:
 def chain(key: bytes, value: bytes) -> bytes:
     """Return what the journal record after this one carries: SHA-256 over key and stored value."""
     return hashlib.sha256(key + value).digest()
-
-
-def group_digest(records: Sequence[RawRecord]) -> str:
-    """Return SHA-256 hex over a group's records in key order.
-
-    Hashed are `rolltape.group.v1`, the trees, positions, schemas and sizes as u32 LE columns, then the bytes.
-    """
-    digest = hashlib.sha256(b"rolltape.group.v1")
-    if records:
-        trees, positions, schemas, raws = zip(*records, strict=True)
-        digest.update(np.array((trees, positions, schemas, list(map(len, raws))), dtype="<u4").tobytes())
-        digest.update(b"".join(raws))
-    return digest.hexdigest()

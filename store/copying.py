@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from core.errors import LogDamaged, StoreError
-from store import codec, disk, environment, keys
-from store.environment import DATA_FILE, LOG_DIR, Environment
+from store import codec, creating, disk, keys
+from store.creating import DATA_FILE, LOG_DIR
+from store.environment import Environment
 from store.keys import Table
 from store.locks import LOCKS_DIR, OPENED, Locks, hold_open
 from store.ports import GroupFate
@@ -47,7 +48,7 @@ def backup(run_dir: Path, target: Path) -> Path:
             _copy_file(run_dir / LOG_DIR, temporary)
             (temporary / DATA_FILE).chmod(0o600)
             _sync_file(temporary / DATA_FILE)
-            environment.rename_directory(temporary, target / LOG_DIR)
+            creating.rename_directory(temporary, target / LOG_DIR)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
     finally:
@@ -70,7 +71,7 @@ def compact(run_dir: Path, *, map_size: int | None = None) -> Compaction:
     temporary = Path(tempfile.mkdtemp(prefix=".compact-", dir=run_dir))
     try:
         before = data.stat().st_size
-        environment.create(temporary, map_size or disk.read_meta(data).map_size)
+        creating.create(temporary, map_size or disk.read_meta(data).map_size)
         source = Environment(folder, readonly=False, map_size=None, sync=True)
         try:
             _seal_the_rest(source)
@@ -81,7 +82,7 @@ def compact(run_dir: Path, *, map_size: int | None = None) -> Compaction:
         # The reader table belongs to the old file: its transaction numbers mean nothing in the new one.
         (folder / "lock.mdb").unlink(missing_ok=True)
         (temporary / LOG_DIR / DATA_FILE).replace(data)
-        environment.sync_directory(folder)
+        creating.sync_directory(folder)
         return Compaction(before, data.stat().st_size)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)

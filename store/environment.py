@@ -4,10 +4,7 @@ One environment per path per process; no transaction outlives a `with` block of 
 code; nothing is used after a fork. The map is large, sparse and the same in every process.
 """
 
-import contextlib
 import os
-import shutil
-import tempfile
 import threading
 from pathlib import Path
 from types import TracebackType
@@ -16,35 +13,16 @@ import lmdb
 import msgspec
 
 from core.errors import LogDamaged, LogForeign, LogTooNew, StoreError
-from core.events import SCHEMA_VERSION
 from store import codec, disk
+from store.creating import DATA_FILE, requested_map_size
 from store.keys import Table
 from store.probe import survives_reading
-from store.projections import PROJECTION_VERSION
 from store.snapshot import Snapshot, Tables
-from store.translation import MAP_SIZE, MAX_READERS, translate
-
-FORMAT_VERSION = 1
-"""Of keys, values and bundles. A change of any of them that an older release would misread raises it."""
-
-DEFAULT_MAP_SIZE = 1 << 40
-MIN_MAP_SIZE = 1 << 16
-LOG_DIR, DATA_FILE = "log", "data.mdb"
-VERSIONS_KEY = b"versions"
+from store.translation import MAX_READERS, translate
+from store.versions import THIS_RELEASE, VERSIONS_KEY, Versions
 
 _opened: dict[tuple[int, int], str] = {}
 _opened_guard = threading.Lock()
-
-
-class Versions(msgspec.Struct, frozen=True):
-    """What a log says of itself; stored under VERSIONS_KEY."""
-
-    format: int = FORMAT_VERSION
-    schema: int = SCHEMA_VERSION
-    projections: int = PROJECTION_VERSION
-
-
-THIS_RELEASE = Versions()
 
 
 class _Transaction:
@@ -68,6 +46,8 @@ class _Transaction:
                 self._transaction.abort()
         except lmdb.Error as exc:
             raise self._environment.translate(exc) from exc
+        finally:
+            self._environment.ended()
         if isinstance(error, lmdb.Error):
             raise self._environment.translate(error) from error
 
@@ -79,6 +59,11 @@ class Environment:
         self.path = path
         self.readonly = readonly
         self._pid = os.getpid()
+        self._guard = threading.Lock()
+        self._idle = threading.Condition(self._guard)
+        self._active = 0
+        """Transactions that are under way; closing under one would be a crash."""
+        self._closed = False
         self._identity = _claim_path(path)
         try:
             self.map_size = _checked_map_size(path, map_size)
@@ -132,18 +117,31 @@ class Environment:
             )
 
     def begin(self, *, write: bool) -> "lmdb.Transaction":
-        """Return a new transaction; the caller ends it on the same thread."""
+        """Return a new transaction; the caller ends it on the same thread and then calls `ended`."""
         self.check_process()
+        with self._guard:
+            if self._closed:
+                raise StoreError(f"the log {str(self.path)!r} is closed")
+            self._active += 1
+        try:
+            return self._begin(write=write)
+        except lmdb.Error as exc:
+            self.ended()
+            raise self.translate(exc) from exc
+
+    def ended(self) -> None:
+        """Count a transaction as over."""
+        with self._guard:
+            self._active -= 1
+            if self._closed:
+                self._idle.notify()
+
+    def _begin(self, *, write: bool) -> "lmdb.Transaction":
         try:
             return self._env.begin(write=write)
         except lmdb.ReadersFullError:
             self._env.reader_check()
-        except lmdb.Error as exc:
-            raise self.translate(exc) from exc
-        try:
-            return self._env.begin(write=write)
-        except lmdb.Error as exc:
-            raise self.translate(exc) from exc
+        return self._env.begin(write=write)
 
     def read(self) -> _Transaction:
         """Return a `with` block in which the log stands still; keep it short."""
@@ -192,75 +190,21 @@ class Environment:
         self._env.sync(force=True)
 
     def close(self) -> None:
-        """Close the environment; in a forked child only forget it."""
-        if os.getpid() == self._pid:
-            self._env.close()
-            _release_path(self._identity)
+        """Close once other threads' transactions are over; in a forked child only forget it."""
+        if os.getpid() != self._pid:
+            return
+        with self._idle:
+            if self._closed:
+                return
+            self._closed = True
+            while self._active:
+                self._idle.wait()
+        self._env.close()
+        _release_path(self._identity)
 
     def translate(self, error: lmdb.Error) -> StoreError:
         """Return LMDB's error in our words."""
         return translate(error, self.path, self.map_size)
-
-
-def requested_map_size(argument: int | None) -> int | None:
-    """Return the map size asked for by argument or environment variable; raises StoreError on a bad one."""
-    text = os.environ.get(MAP_SIZE, "") if argument is None else str(argument)
-    if not text:
-        return None
-    if not text.isdecimal() or not MIN_MAP_SIZE <= int(text) < 1 << 47:
-        raise StoreError(f"{MAP_SIZE} is {text!r}, expected bytes between {MIN_MAP_SIZE} and 2^47 - 1")
-    return int(text) // 4096 * 4096
-
-
-def create(run_dir: Path, map_size: int | None, versions: Versions = THIS_RELEASE) -> None:
-    """Create an empty log in `run_dir`, whole or not at all; another process may win."""
-    disk.check_filesystem(run_dir)
-    temporary = Path(tempfile.mkdtemp(prefix=".log-", dir=run_dir))
-    try:
-        _create_in(temporary, requested_map_size(map_size) or DEFAULT_MAP_SIZE, versions)
-        with contextlib.suppress(FileExistsError):
-            rename_directory(temporary, run_dir / LOG_DIR)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-
-
-def pack_versions(versions: Versions = THIS_RELEASE) -> bytes:
-    """Return the stored form of a log's versions, by default this release's."""
-    return codec.pack(Table.META, VERSIONS_KEY, msgspec.msgpack.encode(versions))
-
-
-def _create_in(folder: Path, map_size: int, versions: Versions) -> None:
-    value = pack_versions(versions)
-    try:
-        with lmdb.open(
-            str(folder), map_size=map_size, mode=0o600, max_dbs=len(Table), max_readers=MAX_READERS
-        ) as env:
-            tables = {table: env.open_db(table.value) for table in Table}
-            with env.begin(write=True) as transaction:
-                transaction.put(VERSIONS_KEY, value, db=tables[Table.META])
-    except lmdb.Error as exc:
-        raise StoreError(f"cannot create a log in {str(folder)!r}: {exc}") from exc
-    (folder / "lock.mdb").unlink()
-
-
-def rename_directory(source: Path, target: Path) -> None:
-    """Give a finished directory its name, for good; raises FileExistsError when another was first."""
-    try:
-        source.rename(target)
-    except OSError as exc:
-        if target.is_dir():
-            raise FileExistsError(str(target)) from exc
-        raise
-    sync_directory(target.parent)
-
-
-def sync_directory(path: Path) -> None:
-    """Make names in a directory last."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _checked_map_size(path: Path, argument: int | None) -> int:

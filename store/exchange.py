@@ -20,12 +20,12 @@ from core.events import (
 )
 from core.ids import make_uid, parse_uid
 from store import codec, keys
-from store.codec import RawRecord
 from store.groups import spent
 from store.journal import encode_all, journal_changes
 from store.keys import Table
 from store.log import Log
 from store.ports import GroupFate, GroupRow
+from store.records import RawRecord
 from store.sealing import Sealed, decode_records, part_changes, seal_group
 from store.snapshot import Change, Snapshot
 from store.writer import Job, Plan

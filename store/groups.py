@@ -11,12 +11,13 @@ from core.events import GroupClosed as GroupClosedEvent
 from store import codec, keys
 from store.checking import check_writes
 from store.claims import Claimant, adopt, check_owner, claim_job
-from store.codec import Prepared, RawRecord, finish, prepare
+from store.codec import Prepared, finish, prepare
 from store.environment import Environment
 from store.journal import encode_all, journal_changes, views_of
 from store.keys import MAX_INDEX, Table
 from store.locks import Locks
 from store.ports import Admission, Bundle, Claim, GroupFate, GroupRecord, NoClaim, StreamWrite
+from store.records import RawRecord
 from store.rows import FATES
 from store.sealing import Sealed, decode_records, load, seal_changes, seal_group
 from store.snapshot import Rows, Snapshot
@@ -119,7 +120,7 @@ class LmdbGroups:
     def fetch(self, uid: str) -> Bundle:
         """See Groups; a group without records yet gives an empty bundle."""
         records = self.fetch_raw(uid)
-        return Bundle(uid, decode_records(records), codec.group_digest(records))
+        return Bundle(uid, decode_records(records), tuple(record.schema for record in records))
 
     def _claimant(self, worker: str) -> Claimant:
         self._locks.take(worker)

@@ -1,8 +1,6 @@
 """Owns the journal over LMDB: appending with `expect` and the chain, reading in snapshots, following."""
 
-import asyncio
 from collections.abc import AsyncIterator, Iterator, Sequence
-from time import monotonic, sleep
 from typing import NamedTuple
 
 from core.errors import Conflict, LogDamaged, StoreError
@@ -14,10 +12,9 @@ from store.ports import JournalRecord
 from store.projections import PROJECTION_VERSION, apply
 from store.snapshot import Change, Snapshot
 from store.views import Views
+from store.watching import Watcher
 from store.writer import Job, Plan, Writer
 
-POLL_SECONDS = 0.02
-"""Between two looks for new records: 10 ms late in the middle, 20 ms at worst, for about 0.2 % of a core."""
 READ_RECORDS, READ_BYTES = 256, 1 << 20
 """What one snapshot copies at most before it is let go."""
 
@@ -97,6 +94,7 @@ class LmdbJournal:
     def __init__(self, environment: Environment, writer: Writer) -> None:
         self._environment = environment
         self._writer = writer
+        self._watcher = Watcher(self.length)
 
     def append_sync(self, events: Sequence[JournalEvent], expect: int | None = None) -> int:
         """See Journal. Also raises GroupClosed or StoreError when an event contradicts the books."""
@@ -150,17 +148,15 @@ class LmdbJournal:
             for record in self.read(after):
                 yield record
                 after = record.index + 1
-            await asyncio.sleep(POLL_SECONDS)
+            await self._watcher.longer(after)
 
     def wait_sync(self, length: int, timeout: float) -> bool:
         """See Journal."""
-        deadline = monotonic() + timeout
-        while self.length() <= length:
-            left = deadline - monotonic()
-            if left <= 0:
-                return False
-            sleep(min(POLL_SECONDS, left))
-        return True
+        return self._watcher.longer_sync(length, timeout)
+
+    def close(self) -> None:
+        """End the watch; whoever still follows hears StoreError."""
+        self._watcher.close()
 
     def _batch(self, start: int, stop: int | None) -> list[JournalRecord]:
         limit = start + READ_RECORDS if stop is None else min(stop, start + READ_RECORDS)

@@ -13,9 +13,9 @@ from typing import Literal, Self
 from core.errors import ConfigError, Conflict, StoreError
 from core.events import RunOpened, StepPlanned
 from core.ids import parse_uid
-from store import cache, codec, environment, keys
+from store import cache, codec, creating, keys
 from store.claims import open_groups
-from store.environment import THIS_RELEASE, Environment
+from store.environment import Environment
 from store.groups import LmdbGroups
 from store.journal import LmdbJournal, views_of
 from store.keys import Table
@@ -24,6 +24,7 @@ from store.ports import GroupFate, GroupRow, PolicyRow, RunState, StepRow
 from store.projections import PROJECTION_VERSION
 from store.rebuilding import rebuild_views
 from store.rows import to_group_row, to_policy_row, to_state, to_step_row
+from store.versions import THIS_RELEASE
 from store.views import decode_group, decode_policy
 from store.writer import Job, T, Writer
 
@@ -59,6 +60,7 @@ class Log:
     def close(self) -> None:
         """Write what is queued, give the locks back and close the environment."""
         self._writer.close()
+        self.journal.close()
         self._environment.close()
         self._locks.release_all()
 
@@ -217,12 +219,12 @@ def open_log(
 
 
 def _open(run_dir: Path, create: bool, readonly: bool, role: Role, map_size: int | None, sync: bool) -> Log:
-    folder = run_dir / environment.LOG_DIR
+    folder = run_dir / creating.LOG_DIR
     if not folder.is_dir():
         if not create:
             raise StoreError(f"no log in {str(run_dir)!r}: create the run first (`rollout` or `learn`)")
         run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-        environment.create(run_dir, map_size)
+        creating.create(run_dir, map_size)
     locks = hold_open(run_dir, readonly=readonly)
     try:
         env = Environment(folder, readonly=readonly, map_size=map_size, sync=sync)

@@ -5,12 +5,15 @@ to repeat and may be seen apart. Every `append` returns only when its records ar
 """
 
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property
 from typing import NamedTuple, Protocol
 
 import msgspec
 
 from core.events import ChosenLeaf, GroupEvent, JournalEvent
+from store.records import RawRecord, group_digest
 
 
 class JournalRecord(NamedTuple):
@@ -31,12 +34,24 @@ class GroupRecord(NamedTuple):
     raw: bytes
 
 
-class Bundle(NamedTuple):
-    """All records of one group in key order, with their digest (SHA-256 hex)."""
+@dataclass(frozen=True)
+class Bundle:
+    """All records of one group in key order."""
 
     uid: str
     records: tuple[GroupRecord, ...]
-    digest: str
+    schemas: tuple[int, ...]
+    """Of each record: the schema under which it was written."""
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 hex over all records (store.records.group_digest), computed when first asked for."""
+        return group_digest(
+            [
+                RawRecord(record.tree, record.index, schema, record.raw)
+                for record, schema in zip(self.records, self.schemas, strict=True)
+            ]
+        )
 
 
 class StreamWrite(NamedTuple):

@@ -5,12 +5,14 @@ from pathlib import Path
 
 from core.errors import StoreError
 from store import codec, keys
-from store.environment import LOG_DIR, VERSIONS_KEY, Environment, pack_versions
+from store.creating import LOG_DIR
+from store.environment import Environment
 from store.journal import pack_view, stored_event
 from store.keys import Table
 from store.locks import hold_open
 from store.projections import apply
 from store.snapshot import Change, Snapshot
+from store.versions import VERSIONS_KEY, pack_versions
 from store.views import Views
 
 

@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 from store import codec, keys
 from store.bundle import seal_checked, unseal
-from store.codec import RawRecord
 from store.keys import Table
 from store.ports import GroupRecord
+from store.records import RawRecord, group_digest
 from store.snapshot import Change, Snapshot
 
 PAGE, PAGE_HEAD = 4096, 16
@@ -66,13 +66,13 @@ def decode_records(records: Sequence[RawRecord]) -> tuple[GroupRecord, ...]:
     if not records:
         return ()
     trees, positions, schemas, raws = zip(*records, strict=True)
-    return tuple(map(GroupRecord, trees, positions, map(codec.decode_group, raws, schemas), raws))
+    return tuple(map(GroupRecord, trees, positions, codec.decode_all(raws, schemas), raws))
 
 
 def seal_group(records: Sequence[RawRecord]) -> Sealed:
     """Return the group sealed, compared with the originals, and cut into parts."""
     blob = seal_checked(records)
-    return Sealed(cut(blob) if blob else (), tuple(records), codec.group_digest(records))
+    return Sealed(cut(blob) if blob else (), tuple(records), group_digest(records))
 
 
 def cut(blob: bytes) -> tuple[bytes, ...]:

@@ -33,8 +33,8 @@ from core.nodes import Node
 from core.segments import Segment, segments
 from core.tree import Group, Trajectory, trajectories
 from store import codec
-from store.codec import RawRecord
 from store.exchange import Arrival, Passport
+from store.records import RawRecord
 
 IMPORTED = "imported"
 """Status of an observation, and policy of an expansion, of which a row keeps the outcome alone."""

@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from core.errors import LogDamaged, LogForeign, LogTooNew, StoreError
-from store import disk, environment
+from store import creating, disk
 from store.findings import Finding, Line
 
 _ERRORS = {error.__name__: error for error in (LogForeign, LogTooNew, StoreError)}
@@ -25,8 +25,8 @@ def verify(run_dir: Path, head: str | None = None) -> list[Finding]:
     `head` is a hash that `Log.journal.head()` once gave: it must still be in the chain. Raises StoreError
     when there is no log, LogForeign or LogTooNew when the file is not for this release to judge.
     """
-    folder = run_dir / environment.LOG_DIR
-    data = folder / environment.DATA_FILE
+    folder = run_dir / creating.LOG_DIR
+    data = folder / creating.DATA_FILE
     if not data.is_file():
         raise StoreError(f"no log in {str(run_dir)!r}: expected {str(data)!r}")
     disk.check_filesystem(folder)

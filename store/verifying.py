@@ -8,7 +8,8 @@ from store import disk
 from store.check_groups import check_groups
 from store.check_journal import check_journal
 from store.check_tables import check_tables, check_views
-from store.environment import DATA_FILE, Environment
+from store.creating import DATA_FILE
+from store.environment import Environment
 from store.findings import Report
 from store.locks import hold_open
 

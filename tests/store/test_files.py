@@ -14,13 +14,14 @@ import pytest
 
 from core.errors import Conflict, LogBusy, LogDamaged, LogForeign, LogFull, LogTooNew, StoreError
 from core.events import GoalSet
-from store import disk, environment
-from store.environment import Versions, pack_versions
+from store import creating, disk
 from store.keys import Table
 from store.log import open_log
 from store.ports import StreamWrite
 from store.snapshot import Change
+from store.translation import MAP_SIZE, MAX_READERS
 from store.verify import verify
+from store.versions import VERSIONS_KEY, Versions, pack_versions
 from tests.store.children import ROOT, Child, LogChild
 from tests.store.making import asked, busy_writer, chain, claim, closed, open_run, run_event, sampled
 
@@ -129,7 +130,7 @@ def test_a_file_that_only_lacks_unused_pages_is_read(tmp_path: Path) -> None:
 )
 def test_a_newer_log_is_refused_and_not_changed(tmp_path: Path, versions: Versions) -> None:
     """Format, schema and views each have a version; a newer one of any needs a newer release."""
-    environment.create(tmp_path, 1 << 24, versions)
+    creating.create(tmp_path, 1 << 24, versions)
     before = contents(tmp_path)
     with pytest.raises(LogTooNew, match="newer release"):
         open_log(tmp_path, role="rollout")
@@ -142,7 +143,7 @@ def test_an_older_process_stops_writing_when_a_newer_one_takes_the_log(tmp_path:
     """The versions are looked at in every write; reading goes on."""
     with open_run(tmp_path) as log:
         with log._environment.write() as snapshot:
-            snapshot.put([Change(Table.META, environment.VERSIONS_KEY, pack_versions(Versions(schema=2)))])
+            snapshot.put([Change(Table.META, VERSIONS_KEY, pack_versions(Versions(schema=2)))])
         with pytest.raises(LogTooNew, match="newer release"):
             log.journal.append_sync([GoalSet(max_steps=1)])
         assert log.run_event() == run_event()
@@ -155,9 +156,7 @@ def test_older_views_are_rebuilt_by_whoever_may_write(tmp_path: Path) -> None:
         expected = log.next_step_groups(9)
         with log._environment.write() as snapshot:
             snapshot.clear(Table.VIEWS)
-            snapshot.put(
-                [Change(Table.META, environment.VERSIONS_KEY, pack_versions(Versions(projections=0)))]
-            )
+            snapshot.put([Change(Table.META, VERSIONS_KEY, pack_versions(Versions(projections=0)))])
     with pytest.raises(StoreError, match="older release"):
         open_log(tmp_path, readonly=True)
     with open_log(tmp_path, role="rollout") as log:
@@ -249,7 +248,7 @@ def test_a_full_map_is_an_error_and_goes_on_when_it_is_larger(
         assert written > 20
         assert len(log.groups.fetch(group.uid).records) == written + 1
         failed = StreamWrite(1, written, [sampled(written, tokens=200)])
-    monkeypatch.setenv(environment.MAP_SIZE, str(1 << 24))
+    monkeypatch.setenv(MAP_SIZE, str(1 << 24))
     with open_log(tmp_path, role="rollout") as log:
         group = claim(log)
         log.groups.append_sync(group, [failed])
@@ -346,7 +345,7 @@ def test_little_address_space_needs_a_smaller_map(tmp_path: Path, monkeypatch: p
         assert (tmp_path / "large" / DATA).stat().st_size < 100_000
     with Child(limited, tmp_path / "large") as child:
         assert "ROLLTAPE_MAP_SIZE" in child.hear()
-    monkeypatch.setenv(environment.MAP_SIZE, str(1 << 30))
+    monkeypatch.setenv(MAP_SIZE, str(1 << 30))
     open_log(tmp_path / "small", create=True, role="rollout").close()
     with Child(limited, tmp_path / "small") as child:
         assert child.hear() == "opened"
@@ -355,7 +354,7 @@ def test_little_address_space_needs_a_smaller_map(tmp_path: Path, monkeypatch: p
 @pytest.mark.parametrize("text", ["1 TiB", "12", str(1 << 50)])
 def test_a_bad_map_size_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     """The setting is bytes, within what LMDB can map."""
-    monkeypatch.setenv(environment.MAP_SIZE, text)
+    monkeypatch.setenv(MAP_SIZE, text)
     with pytest.raises(StoreError, match="ROLLTAPE_MAP_SIZE"):
         open_log(tmp_path, create=True)
     assert list(tmp_path.iterdir()) == []
@@ -376,7 +375,7 @@ def test_a_process_with_a_smaller_map_says_to_start_again(tmp_path: Path) -> Non
 
 def hold_readers(connection: Connection, folder: Path, count: int) -> None:
     """Hold many read transactions until told to end."""
-    env = lmdb.open(str(folder), readonly=True, max_dbs=8, max_readers=environment.MAX_READERS)
+    env = lmdb.open(str(folder), readonly=True, max_dbs=8, max_readers=MAX_READERS)
     held = [env.begin() for _ in range(count)]
     connection.send(len(held))
     connection.recv()
@@ -408,7 +407,7 @@ def test_slots_of_killed_readers_are_freed_by_a_running_process(tmp_path: Path) 
 def test_a_full_reader_table_is_cleared_when_it_is_met(tmp_path: Path) -> None:
     """A reader of a running process finds a place although killed ones fill the table; then others may open."""
     with open_run(tmp_path) as log:
-        with Child(hold_readers, tmp_path / "log", environment.MAX_READERS - 1) as child:
+        with Child(hold_readers, tmp_path / "log", MAX_READERS - 1) as child:
             child.hear()
         with Child(open_only, tmp_path) as child:
             assert "reader slots" in child.hear()
