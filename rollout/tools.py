@@ -142,7 +142,8 @@ def build_tools(
         match name:
             case "search":
                 backend = build_backend(settings.search, run_dir, notify or _quiet)
-                kept = cache if settings.search.cache else None
+                bought = settings.search.backend != "local"
+                kept = cache if settings.search.cache and bought else None
                 tools[name] = SearchTool(SearchService(backend, settings.search.top_k, kept))
             case "calculator":
                 tools[name] = Calculator()

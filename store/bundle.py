@@ -8,7 +8,6 @@ more than 18 bits. A bundle holds no position in a log and no path, so it is als
 """
 
 import struct
-import threading
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import NamedTuple
@@ -20,10 +19,10 @@ from numpy.typing import NDArray
 from core.errors import LogDamaged
 from core.events import GroupAsked, GroupEvent, Observed, ReferenceScored, TurnSampled
 from store.codec import decode_group
+from store.compression import compress, decompress
 from store.records import RawRecord, group_digest
 
 MAGIC = b"RTB1"
-LEVEL = 3
 MIN_SPAN = 8
 """Bytes; shorter ones cost more in the table than they save."""
 
@@ -45,17 +44,6 @@ class Span(NamedTuple):
     kind: int
     offset: int
     size: int
-
-
-class _Local(threading.local):
-    """zstandard's objects may be used by one thread at a time."""
-
-    def __init__(self) -> None:
-        self.compress = zstandard.ZstdCompressor(level=LEVEL).compress
-        self.decompress = zstandard.ZstdDecompressor().decompress
-
-
-_local = _Local()
 
 
 def find_spans(raw: bytes, event: GroupEvent) -> list[Span]:
@@ -105,8 +93,8 @@ def seal(records: Sequence[RawRecord]) -> bytes:
     table = _table((trees, positions, schemas, counts)) + _table(zip(*pieces, strict=True))
     tokens = np.frombuffer(b"".join(columns[TOKENS]), dtype="<u4")
     wide = bool(tokens.size) and int(tokens.max()) >= 1 << 18
-    first = _local.compress(table + b"".join(rest))
-    second = _local.compress(tokens.tobytes() if wide else _narrow(tokens))
+    first = compress(table + b"".join(rest))
+    second = compress(tokens.tobytes() if wide else _narrow(tokens))
     header = _HEADER.pack(
         MAGIC, _WIDE * wide, len(records), len(pieces), tokens.size, len(first), len(second)
     )
@@ -139,8 +127,8 @@ def _splice(blob: bytes) -> list[RawRecord]:
     if magic != MAGIC:
         raise ValueError(f"starts with {magic!r}, expected {MAGIC!r}")
     start = _HEADER.size
-    rest = _local.decompress(blob[start : start + first])
-    packed = _local.decompress(blob[start + first : start + first + second])
+    rest = decompress(blob[start : start + first])
+    packed = decompress(blob[start + first : start + first + second])
     tokens = packed if flags & _WIDE else _widen(packed, n_tokens)
     columns = (tokens, blob[start + first + second :])
     numbers = 4 * n_records + 3 * n_pieces

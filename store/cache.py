@@ -3,9 +3,11 @@
 import hashlib
 
 import msgspec
+import zstandard
 
 from core.errors import LogDamaged
 from store import codec
+from store.compression import compress, decompress
 from store.environment import Environment
 from store.keys import Table
 from store.snapshot import Change, Snapshot
@@ -13,7 +15,7 @@ from store.writer import Job, Plan
 
 
 class Cached(msgspec.Struct, frozen=True, array_like=True):
-    """One entry, with its whole key against collisions."""
+    """One entry before compression, with its whole key against collisions."""
 
     key: bytes
     value: bytes
@@ -27,8 +29,9 @@ def get(environment: Environment, key: bytes) -> bytes | None:
     if stored is None:
         return None
     try:
-        cached = msgspec.msgpack.decode(codec.unpack(Table.CACHE, digest, stored).body, type=Cached)
-    except LogDamaged:
+        body = codec.unpack(Table.CACHE, digest, stored).body
+        cached = msgspec.msgpack.decode(decompress(body), type=Cached)
+    except (LogDamaged, zstandard.ZstdError):
         return None
     return cached.value if cached.key == key else None
 
@@ -36,7 +39,7 @@ def get(environment: Environment, key: bytes) -> bytes | None:
 def put_job(key: bytes, value: bytes) -> Job[None]:
     """Return the job that caches a value."""
     digest = hashlib.sha256(key).digest()
-    stored = codec.pack(Table.CACHE, digest, msgspec.msgpack.encode(Cached(key, value)))
+    stored = codec.pack(Table.CACHE, digest, compress(msgspec.msgpack.encode(Cached(key, value))))
 
     def job(_: Snapshot) -> Plan[None]:
         return Plan([Change(Table.CACHE, digest, stored)], None)

@@ -11,7 +11,7 @@ import hashlib
 import struct
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import msgspec
 
@@ -27,6 +27,7 @@ only one; a tag without an entry is unchanged between two schemas."""
 
 _HEAD = struct.Struct("<IH")
 _SCHEMA = struct.Struct("<H")
+_OUR_SCHEMA = _SCHEMA.pack(SCHEMA_VERSION)
 HEAD_SIZE = _HEAD.size
 CHAIN_SIZE = 32
 CHAIN_START = hashlib.sha256(b"rolltape.journal.v1").digest()
@@ -45,11 +46,8 @@ class Payload(NamedTuple):
     body: bytes
 
 
-class Prepared(NamedTuple):
-    """A stored value that lacks only its key's part of the checksum."""
-
-    crc: int
-    tail: bytes
+Prepared: TypeAlias = tuple[int, bytes]
+"""A stored value that lacks only its key's part of the checksum: the sum so far, and all that follows it."""
 
 
 def encode(event: JournalEvent | GroupEvent) -> bytes:
@@ -110,7 +108,14 @@ def upcast(
 def prepare(table: Table, body: bytes, schema: int = SCHEMA_VERSION) -> Prepared:
     """Return `body` ready to be stored in a table, under a key that is not known yet."""
     tail = _SCHEMA.pack(schema) + body
-    return Prepared(zlib.crc32(tail, _SEEDS[table]), tail)
+    return zlib.crc32(tail, _SEEDS[table]), tail
+
+
+def prepare_events(events: Sequence[GroupEvent]) -> tuple[Prepared, ...]:
+    """Return a group's events encoded and ready to be stored; as `prepare`, at half its cost."""
+    encode, crc32, seed = _encode, zlib.crc32, _SEEDS[Table.GROUPS]
+    tails = [_OUR_SCHEMA + encode(event) for event in events]
+    return tuple([(crc32(tail, seed), tail) for tail in tails])
 
 
 def finish(key: bytes, prepared: Prepared) -> bytes:

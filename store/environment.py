@@ -4,10 +4,12 @@ One environment per path per process; no transaction outlives a `with` block of 
 code; nothing is used after a fork. The map is large, sparse and the same in every process.
 """
 
+import contextlib
 import os
 import threading
 from pathlib import Path
 from types import TracebackType
+from typing import BinaryIO
 
 import lmdb
 import msgspec
@@ -20,6 +22,9 @@ from store.probe import survives_reading
 from store.snapshot import Snapshot, Tables
 from store.translation import MAX_READERS, translate
 from store.versions import THIS_RELEASE, VERSIONS_KEY, Versions
+
+MIN_AHEAD, MAX_AHEAD, AHEAD_SHARE = 1 << 16, 1 << 20, 16
+"""Bytes that the file is kept longer than its pages: a share of them, within bounds."""
 
 _opened: dict[tuple[int, int], str] = {}
 _opened_guard = threading.Lock()
@@ -64,10 +69,12 @@ class Environment:
         self._active = 0
         """Transactions that are under way; closing under one would be a crash."""
         self._closed = False
+        self._file: BinaryIO | None = None
         self._identity = _claim_path(path)
         try:
             self.map_size = _checked_map_size(path, map_size)
             self._env = self._open(sync=sync)
+            self._page_size = int(self._env.stat()["psize"])
         except BaseException:
             _release_path(self._identity)
             raise
@@ -75,6 +82,8 @@ class Environment:
             self.tables: Tables = self._open_tables()
             self.versions = self.check_versions()
             self._env.reader_check()
+            if sync and not readonly:
+                self._file = (path / DATA_FILE).open("r+b", buffering=0)
         except BaseException:
             self.close()
             raise
@@ -153,6 +162,22 @@ class Environment:
             raise StoreError(f"the log {str(self.path)!r} was opened read-only: open it with a writing role")
         return _Transaction(self, write=True)
 
+    def make_room(self) -> None:
+        """Write zeros behind the file's end when it is near; only inside a write transaction.
+
+        Pages written into blocks that the file has already cost a flush; pages that make it longer cost the
+        file system's own commit as well. A file that cannot be made longer is left for LMDB to complain of.
+        """
+        if self._file is None:
+            return
+        # What lies beyond the last page is nobody's while this transaction keeps all other writers out.
+        used = (self._env.info()["last_pgno"] + 1) * self._page_size
+        ahead = min(max(used // AHEAD_SHARE, MIN_AHEAD), MAX_AHEAD)
+        end = os.fstat(self._file.fileno()).st_size
+        if end - used < ahead // 2 and used + ahead <= self.map_size:
+            with contextlib.suppress(OSError):
+                os.pwrite(self._file.fileno(), bytes(used + ahead - max(end, used)), max(end, used))
+
     def check_versions(self, snapshot: Snapshot | None = None) -> Versions:
         """Return the stored versions; raises LogTooNew when a newer release wrote the log."""
         if snapshot is None:
@@ -199,6 +224,8 @@ class Environment:
             self._closed = True
             while self._active:
                 self._idle.wait()
+        if self._file is not None:
+            self._file.close()
         self._env.close()
         _release_path(self._identity)
 

@@ -8,10 +8,10 @@ import anyio.to_thread
 from core.errors import Conflict, GroupClosed, StoreError
 from core.events import ChosenLeaf, GroupAborted, GroupEvent, ToolCalled, TurnSampled
 from core.events import GroupClosed as GroupClosedEvent
-from store import codec, keys
+from store import keys
 from store.checking import check_writes
 from store.claims import Claimant, adopt, check_owner, claim_job
-from store.codec import Prepared, finish, prepare
+from store.codec import Prepared, finish, prepare_events
 from store.environment import Environment
 from store.journal import encode_all, journal_changes, views_of
 from store.keys import MAX_INDEX, Table
@@ -177,11 +177,8 @@ def spent(records: Sequence[GroupRecord]) -> tuple[int, int]:
 
 def _encode(uid: str, writes: Sequence[StreamWrite]) -> tuple[tuple[Stream, ...], int]:
     check_writes(uid, writes)
-    streams = tuple(
-        Stream(tree, expect, tuple([prepare(Table.GROUPS, codec.encode(event)) for event in events]))
-        for tree, expect, events in writes
-    )
-    return streams, SMALL + sum([len(record.tail) for stream in streams for record in stream.records])
+    streams = tuple([Stream(tree, expect, prepare_events(events)) for tree, expect, events in writes])
+    return streams, SMALL + sum([len(tail) for stream in streams for _, tail in stream.records])
 
 
 def _append_job(claim: Claim, streams: Sequence[Stream]) -> Job[None]:
@@ -209,10 +206,10 @@ def _append_job(claim: Claim, streams: Sequence[Stream]) -> Job[None]:
 
 def _stream_end(snapshot: Snapshot, start: bytes) -> int:
     """Return how many records the stream whose keys begin with `start` has."""
-    last = snapshot.last(Table.GROUPS, below=keys.after(start))
-    if last is None or not last[0].startswith(start):
+    last = snapshot.last_key(Table.GROUPS, below=keys.after(start))
+    if last is None or not last.startswith(start):
         return 0
-    return keys.parse_group_key(last[0]).position + 1
+    return keys.parse_group_key(last).position + 1
 
 
 def _stream_rows(

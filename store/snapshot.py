@@ -84,14 +84,19 @@ class Snapshot:
 
     def last(self, table: Table, below: bytes | None = None) -> tuple[bytes, bytes] | None:
         """Return the last entry, or the last whose key is smaller than `below`; raises LogDamaged."""
+        key = self.last_key(table, below)
+        return None if key is None else (key, cast("bytes", self._cursor(table).value()))
+
+    def last_key(self, table: Table, below: bytes | None = None) -> bytes | None:
+        """Return the key of what `last` returns."""
         cursor = self._cursor(table)
         found = cursor.set_range(below) if below is not None else False
         if not (cursor.prev() if found else cursor.last()):
             return None
-        key, value = cast("tuple[bytes, bytes]", cursor.item())
+        key = cast("bytes", cursor.key())
         if below is not None and key >= below:
             raise _disorder(table, key, below)
-        return key, value
+        return key
 
     def _cursor(self, table: Table) -> "lmdb.Cursor":
         """Return a cursor that lives as long as the transaction; making one costs as much as a look-up."""

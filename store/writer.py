@@ -201,6 +201,7 @@ class Writer:
             return []
         try:
             with self._environment.write() as snapshot:
+                self._environment.make_room()
                 self._environment.check_versions(snapshot)
                 return [_attempt(request, snapshot) for request in batch]
         except StoreError as exc:

@@ -316,7 +316,7 @@ def run_tool(tool: Tool, **arguments: str) -> ToolResult:
 
 
 def test_tools_from_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The world's corpus is found in the run; search, its cache switch and the calculator are built."""
+    """The world's corpus is found in the run; search and the calculator are built."""
     monkeypatch.setenv("ROLLTAPE_CACHE", str(tmp_path / "cache"))
     write_world(tmp_path / "world", 0)
     cache = Memory()
@@ -331,13 +331,28 @@ def test_tools_from_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         "local",
         3,
     )
-    assert run_tool(tools["search"], query=" mayor of Melk ").cached
-    uncached = build_tools(ToolSettings(search=SearchSettings(cache=False)), tmp_path, cache)
-    assert not run_tool(uncached["search"], query="mayor of Melk").cached
+    assert not run_tool(tools["search"], query="mayor of Melk").cached
     with pytest.raises(ConfigError, match="no tool 'browse', expected search or calculator"):
         build_tools(ToolSettings(declared=("browse",)), tmp_path, None)
     for tool in tools.values():
         anyio.run(tool.aclose)
+
+
+@pytest.mark.parametrize(
+    ("settings", "kept"),
+    [
+        (SearchSettings(backend="retrieval", url="http://127.0.0.1:9/retrieve"), "cached"),
+        (SearchSettings(backend="retrieval", url="http://127.0.0.1:9/retrieve", cache=False), "not cached"),
+        (SearchSettings(backend="local", corpus="world"), "not cached"),
+    ],
+)
+def test_what_is_bought_is_kept(tmp_path: Path, settings: SearchSettings, kept: str) -> None:
+    """The run's cache stands before a service, unless switched off, and never before the local back-end."""
+    write_world(tmp_path / "world", 0)
+    tool = build_tools(ToolSettings(search=settings), tmp_path, Memory())["search"]
+    assert isinstance(tool, SearchTool)
+    assert repr(tool.service).endswith(f", {kept}>")
+    anyio.run(tool.aclose)
 
 
 def test_a_search_that_fails_says_so() -> None:

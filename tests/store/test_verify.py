@@ -14,7 +14,7 @@ import pytest
 
 from core.errors import LogForeign, StoreError
 from core.events import GroupAborted
-from store import codec, keys
+from store import codec, disk, keys
 from store.environment import Environment
 from store.findings import Report
 from store.keys import Table
@@ -129,10 +129,11 @@ class Judge:
 
 def flip_bits(data: Path, head: str, flips: int, seed: int) -> dict[str, int]:
     """Flip one bit at a time; return how many were found, killed the reader, or changed nothing."""
-    draw, content = random.Random(seed), bytearray(data.read_bytes())
+    draw, content, meta = random.Random(seed), bytearray(data.read_bytes()), disk.read_meta(data)
+    pages = (meta.last_page + 1) * meta.page_size  # zeros behind them keep room
     judge = Judge(data, head)
     for _ in range(flips):
-        position, bit = draw.randrange(len(content)), 1 << draw.randrange(8)
+        position, bit = draw.randrange(pages), 1 << draw.randrange(8)
         content[position] ^= bit
         judge.must_notice(bytes(content), f"bit {bit} of byte {position}")
         content[position] ^= bit
@@ -142,10 +143,11 @@ def flip_bits(data: Path, head: str, flips: int, seed: int) -> dict[str, int]:
 
 def cut_short(data: Path, head: str, cuts: int, seed: int) -> dict[str, int]:
     """Cut the file at random places."""
-    draw, content = random.Random(seed), data.read_bytes()
+    draw, content, meta = random.Random(seed), data.read_bytes(), disk.read_meta(data)
+    pages = (meta.last_page + 1) * meta.page_size
     judge = Judge(data, head)
     for _ in range(cuts):
-        size = draw.randrange(len(content))
+        size = draw.randrange(pages)
         judge.must_notice(content[:size], f"cutting to {size} bytes")
     judge.close()
     return judge.counts

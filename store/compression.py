@@ -1,0 +1,26 @@
+"""Owns zstd as the store uses it: one compressor per thread, for its objects may be used by one at a time."""
+
+import threading
+
+import zstandard
+
+LEVEL = 3
+
+
+class _Local(threading.local):
+    def __init__(self) -> None:
+        self.compress = zstandard.ZstdCompressor(level=LEVEL).compress
+        self.decompress = zstandard.ZstdDecompressor().decompress
+
+
+_local = _Local()
+
+
+def compress(content: bytes) -> bytes:
+    """Return one zstd frame that names its size."""
+    return _local.compress(content)
+
+
+def decompress(frame: bytes) -> bytes:
+    """Return what was compressed; raises zstandard.ZstdError on anything else."""
+    return _local.decompress(frame)
