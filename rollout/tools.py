@@ -142,7 +142,7 @@ def build_tools(
         match name:
             case "search":
                 backend = build_backend(settings.search, run_dir, notify or _quiet)
-                bought = settings.search.backend != "local"
+                bought = settings.search.backend not in {"local", "none"}
                 kept = cache if settings.search.cache and bought else None
                 tools[name] = SearchTool(SearchService(backend, settings.search.top_k, kept))
             case "calculator":

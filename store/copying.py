@@ -16,7 +16,7 @@ from store.locks import LOCKS_DIR, OPENED, Locks, hold_open
 from store.ports import GroupFate
 from store.rows import FATES
 from store.sealing import load, seal_changes, seal_group
-from store.snapshot import Change, Snapshot
+from store.snapshot import Rows, Snapshot
 from store.views import decode_group
 
 COPY_BYTES = 32 << 20
@@ -127,7 +127,8 @@ def _copy_all(source: Environment, folder: Path) -> None:
             for table in Table:
                 for batch in _batches(snapshot, table):
                     with target.write() as copy:
-                        copy.put(batch)
+                        # A new log has its versions already, and nothing else.
+                        copy.put([batch]) if table is Table.META else copy.append(batch)
         with source.read() as old, target.read() as new:
             for table in Table:
                 if old.count(table) != new.count(table):
@@ -140,17 +141,17 @@ def _copy_all(source: Environment, folder: Path) -> None:
         target.close()
 
 
-def _batches(snapshot: Snapshot, table: Table) -> Iterator[list[Change]]:
-    batch: list[Change] = []
+def _batches(snapshot: Snapshot, table: Table) -> Iterator[Rows]:
+    batch: list[tuple[bytes, bytes]] = []
     size = 0
     for key, value in snapshot.scan(table):
         codec.unpack(table, key, value)
-        batch.append(Change(table, key, value))
+        batch.append((key, value))
         size += len(value)
         if size > COPY_BYTES:
-            yield batch
+            yield Rows(table, batch)
             batch, size = [], 0
-    yield batch
+    yield Rows(table, batch)
 
 
 def _copy_file(folder: Path, target: Path) -> None:

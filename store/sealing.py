@@ -1,9 +1,10 @@
 """Owns how a group's records stand in the tables: one by one while it is open, as a bundle in parts after.
 
 A bundle is cut so that it wastes little of LMDB's pages: as many whole pages as it fills, and the rest in
-parts of which two fit into one leaf page.
+parts small enough that several fit into one leaf page.
 """
 
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -15,8 +16,11 @@ from store.records import RawRecord, group_digest
 from store.snapshot import Change, Snapshot
 
 PAGE, PAGE_HEAD = 4096, 16
-INLINE = 2000
-"""Bytes of a part, its checksum included, of which LMDB puts two into one leaf page."""
+INLINE = 1000
+"""Bytes of a small part, its checksum included. A page that is full leaves less than one of them free."""
+
+MAX_SMALL = 3
+"""A remainder of more small parts than this fills a page of its own nearly as well."""
 
 
 class Stored(NamedTuple):
@@ -80,12 +84,13 @@ def cut(blob: bytes) -> tuple[bytes, ...]:
     room = codec.HEAD_SIZE + PAGE_HEAD
     pages = (len(blob) + room) // PAGE
     whole = pages * PAGE - room if pages else 0
-    inline = INLINE - codec.HEAD_SIZE
-    if len(blob) - whole > 2 * inline:
+    count = -(-(len(blob) - whole) // (INLINE - codec.HEAD_SIZE))
+    if count > MAX_SMALL:
         return (blob,)
-    tail = blob[whole:]
-    pieces = [tail[at : at + inline] for at in range(0, len(tail), inline)]
-    return (blob[:whole], *pieces) if whole else tuple(pieces)
+    sizes = [(len(blob) - whole + number) // count for number in range(count)]
+    ends = list(itertools.accumulate(sizes, initial=whole))
+    parts = [blob[start:end] for start, end in itertools.pairwise(ends)]
+    return (blob[:whole], *parts) if whole else tuple(parts)
 
 
 def seal_changes(snapshot: Snapshot, prefix: bytes, sealed: Sealed) -> list[Change] | None:

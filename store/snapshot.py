@@ -128,6 +128,10 @@ class Snapshot:
             else:
                 self._transaction.put(key, value, db=self._tables[table])
 
+    def append(self, rows: Rows) -> None:
+        """Write entries that stand, in key order, behind the table's last; pages come out full."""
+        self._cursor(rows.table).putmulti(rows.items, append=True)
+
     def clear(self, table: Table) -> None:
         """Delete every entry of a table; only inside a write transaction."""
         self._transaction.drop(self._tables[table], delete=False)

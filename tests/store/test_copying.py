@@ -74,6 +74,18 @@ def test_a_compacted_log_is_smaller_and_holds_the_same(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["locks", "log"]
 
 
+def test_compacted_pages_are_full(tmp_path: Path) -> None:
+    """A log of small groups takes hardly more than its entries, where the growing one took much more."""
+    with open_run(tmp_path) as log:
+        for step in range(20):
+            trained(log, step, groups=4)
+    entries = everything(tmp_path)
+    payload = sum(len(key) + len(value) for table in entries.values() for key, value in table)
+    done = compact(tmp_path)
+    assert done.after < 1.25 * payload + 65536 < done.before
+    assert everything(tmp_path) == entries
+
+
 def test_a_log_in_use_is_not_compacted(tmp_path: Path) -> None:
     """Whoever has it open keeps it as it is, reader or writer."""
     open_run(tmp_path).close()
