@@ -44,7 +44,7 @@ bench: $(VENV)/.dev
 	for name in $(BENCHMARKS); do echo "== $$name"; $(BIN)/python -m benchmarks.$$name || exit 1; done
 
 soak: $(VENV)/.dev
-	$(BIN)/python -m pytest -q -m soak --timeout 3600
+	$(BIN)/python -m pytest -q -m "soak or hypothesis" --hypothesis-profile explore --timeout 3600
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
