@@ -20,7 +20,7 @@ from core.errors import LogDamaged
 from core.events import GroupAsked, GroupEvent, Observed, ReferenceScored, TurnSampled
 from store.codec import decode_group
 from store.compression import compress, decompress
-from store.records import RawRecord, group_digest
+from store.records import RawRecord
 
 MAGIC = b"RTB1"
 MIN_SPAN = 8
@@ -105,7 +105,7 @@ def unseal(blob: bytes) -> list[RawRecord]:
     """Return the records of a bundle, byte for byte; raises LogDamaged when it is not one."""
     try:
         return _splice(blob)
-    except (struct.error, zstandard.ZstdError, ValueError, IndexError) as exc:
+    except (struct.error, zstandard.ZstdError, ValueError, IndexError, MemoryError) as exc:
         raise LogDamaged(f"not a bundle: {blob[:16].hex()}… of {len(blob)} bytes ({exc})") from exc
 
 
@@ -115,11 +115,6 @@ def seal_checked(records: Sequence[RawRecord]) -> bytes | None:
         return None
     blob = seal(records)
     return blob if unseal(blob) == list(records) else None
-
-
-def digest_of(blob: bytes) -> str:
-    """Return the group digest of a bundle's records."""
-    return group_digest(unseal(blob))
 
 
 def _splice(blob: bytes) -> list[RawRecord]:

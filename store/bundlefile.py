@@ -114,7 +114,7 @@ def read_frames(
                 raise DataError(f"{str(path)!r} is cut short at byte {file.tell()}: export again")
             try:
                 frame = _decode(body)
-            except msgspec.MsgspecError as exc:
+            except codec.NOT_READABLE as exc:
                 raise DataError(f"{str(path)!r} is damaged before byte {file.tell()}: {exc}") from exc
             if digest is not None:
                 if isinstance(frame, EndFrame) and frame.digest != digest.digest():

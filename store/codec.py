@@ -36,6 +36,8 @@ CHAIN_START = hashlib.sha256(b"rolltape.journal.v1").digest()
 _encode = msgspec.msgpack.Encoder().encode
 _decode_journal = msgspec.msgpack.Decoder(JournalEvent).decode
 _decode_group = msgspec.msgpack.Decoder(GroupEvent).decode
+NOT_READABLE = (msgspec.MsgspecError, RecursionError)
+"""What decoding raises: the second for lists in lists that go deeper than the stack."""
 _SEEDS = {table: zlib.crc32(table.value) for table in Table}
 
 
@@ -62,7 +64,7 @@ def decode_journal(raw: bytes, schema: int = SCHEMA_VERSION) -> JournalEvent:
             event: JournalEvent = _decode_journal(raw)
         else:
             event = msgspec.convert(upcast(raw, schema), JournalEvent)
-    except msgspec.MsgspecError as exc:
+    except NOT_READABLE as exc:
         raise LogDamaged(f"not a journal event: {raw[:40]!r}… ({exc}), schema {schema}") from exc
     return event
 
@@ -73,7 +75,7 @@ def decode_all(raws: Sequence[bytes], schemas: Sequence[int]) -> list[GroupEvent
         return list(map(decode_group, raws, schemas))
     try:
         return list(map(_decode_group, raws))
-    except msgspec.MsgspecError as exc:
+    except NOT_READABLE as exc:
         raise LogDamaged(f"a record is not a group's event ({exc})") from exc
 
 
@@ -84,7 +86,7 @@ def decode_group(raw: bytes, schema: int = SCHEMA_VERSION) -> GroupEvent:
             event: GroupEvent = _decode_group(raw)
         else:
             event = msgspec.convert(upcast(raw, schema), GroupEvent)
-    except msgspec.MsgspecError as exc:
+    except NOT_READABLE as exc:
         raise LogDamaged(f"not a group's event: {raw[:40]!r}… ({exc}), schema {schema}") from exc
     return event
 

@@ -9,6 +9,7 @@ import msgspec
 from core.errors import DataError, StoreError
 from core.events import RunOpened
 from core.tree import fold_group
+from store import codec
 from store.exchange import Arrival, complete_groups, enter_groups, passport_of
 from store.log import Log
 from store.outfile import writing
@@ -41,7 +42,7 @@ def import_jsonl(log: Log, path: Path) -> int:
     """
     try:
         run = msgspec.json.decode(run_path(path).read_bytes(), type=RunOpened)
-    except (OSError, msgspec.MsgspecError) as exc:
+    except (OSError, *codec.NOT_READABLE) as exc:
         raise DataError(
             f"cannot read the run that {str(path)!r} belongs to, {str(run_path(path))!r}: {exc}"
         ) from exc
@@ -81,5 +82,5 @@ def _read(path: Path) -> Iterator[TrajectoryRow]:
         for number, line in enumerate(file, 1):
             try:
                 yield _decode(line)
-            except msgspec.MsgspecError as exc:
+            except codec.NOT_READABLE as exc:
                 raise DataError(f"{str(path)!r} line {number}: not a trajectory row: {exc}") from exc

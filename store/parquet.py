@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 
 from core.errors import DataError
 from core.events import RunOpened
+from store import codec
 from store.exchange import enter_groups
 from store.jsonl import arrivals, run_of, trajectory_rows
 from store.log import Log
@@ -96,7 +97,7 @@ def import_parquet(log: Log, path: Path) -> int:
             metadata = file.schema_arrow.metadata or {}
             log.open_run(msgspec.json.decode(metadata.get(RUN_KEY, b""), type=RunOpened))
             return enter_groups(log, arrivals(_read(file)))
-    except (pa.ArrowException, msgspec.MsgspecError) as exc:
+    except (pa.ArrowException, *codec.NOT_READABLE) as exc:
         raise DataError(f"{str(path)!r} is not a Parquet export of this format: {exc}") from exc
 
 
