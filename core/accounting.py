@@ -9,11 +9,10 @@ from collections.abc import Callable, Iterable
 from math import fsum
 from typing import NamedTuple
 
-from core.arrays import view_tokens
 from core.closing import TREE
 from core.events import VOID_OUTCOMES, Plan
 from core.ids import NodeId, parse_node
-from core.nodes import Node, Tree
+from core.nodes import NUMBER_BYTES, Node, Tree
 from core.tree import Group
 
 
@@ -69,7 +68,7 @@ def total_cost(groups: Iterable[Group]) -> Cost:
 
 def generated_budget(groups: Iterable[Group]) -> TreeBudget:
     """Return the paper's token budget beside the generated tokens."""
-    return _budget(groups, lambda node: len(view_tokens(node.sample.tokens)))
+    return _budget(groups, lambda node: _count(node.sample.tokens))
 
 
 def call_budget(groups: Iterable[Group]) -> TreeBudget:
@@ -102,8 +101,12 @@ def cost_metrics(groups: Iterable[Group]) -> dict[str, float]:
     return metrics
 
 
+def _count(tokens: bytes) -> int:
+    return len(tokens) // NUMBER_BYTES
+
+
 def _tree_cost(tree: Tree) -> Cost:
-    tokens = {node: len(view_tokens(step.sample.tokens)) for node, step in tree.nodes.items()}
+    tokens = {node: _count(step.sample.tokens) for node, step in tree.nodes.items()}
     calls = {node for node, step in tree.nodes.items() if step.tool_call is not None}
     leaves = [leaf for leaf in tree.leaves() if leaf.answer and leaf.answer.outcome not in VOID_OUTCOMES]
     along = [step.node for leaf in leaves for step in tree.path(leaf.node)]
@@ -118,7 +121,7 @@ def _tree_cost(tree: Tree) -> Cost:
 
 def _reading_cost(group: Group) -> Cost:
     """Count the requests and their prompts; the first turn of all trees was one request."""
-    prompt = len(view_tokens(group.asked.prompt))
+    prompt = _count(group.asked.prompt)
     requests: dict[tuple[int, str | None, int], int] = {}
     for tree in group.trees.values():
         after: dict[NodeId, int] = {}
@@ -133,10 +136,10 @@ def _reading_cost(group: Group) -> Cost:
 def _context(node: Node, before: int) -> int:
     """Return the length of the prompt after a node whose own prompt had `before` tokens."""
     if node.observation is None:
-        return before + len(view_tokens(node.sample.tokens))
+        return before + _count(node.sample.tokens)
     if node.observation.prompt_reset is not None:
-        return len(view_tokens(node.observation.prompt_reset))
-    return before + len(view_tokens(node.sample.tokens)) + len(view_tokens(node.observation.tokens))
+        return _count(node.observation.prompt_reset)
+    return before + _count(node.sample.tokens) + _count(node.observation.tokens)
 
 
 def _budget(groups: Iterable[Group], worth: Callable[[Node], int]) -> TreeBudget:

@@ -8,6 +8,7 @@ import struct
 from collections.abc import Mapping, Sequence
 
 import msgspec
+import numpy as np
 
 from core.arrays import Float32, Int64
 from core.events import AdamParams
@@ -23,10 +24,10 @@ def datum_digest(datum: tuple[Int64, Int64, Float32, Float32]) -> str:
     inputs, targets, logprobs, advantages = datum
     sha = hashlib.sha256(DATUM_DOMAIN)
     sha.update(struct.pack("<Q", len(inputs)))
-    sha.update(inputs.astype("<i8", copy=False).tobytes())
-    sha.update(targets.astype("<i8", copy=False).tobytes())
-    sha.update(logprobs.astype("<f4", copy=False).tobytes())
-    sha.update(advantages.astype("<f4", copy=False).tobytes())
+    sha.update(np.ascontiguousarray(inputs, dtype="<i8").data)
+    sha.update(np.ascontiguousarray(targets, dtype="<i8").data)
+    sha.update(np.ascontiguousarray(logprobs, dtype="<f4").data)
+    sha.update(np.ascontiguousarray(advantages, dtype="<f4").data)
     return sha.hexdigest()
 
 

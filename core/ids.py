@@ -1,5 +1,6 @@
 """Owns the identifiers: uid, tree_uid and node id, their text forms and their order."""
 
+import functools
 import re
 from typing import NamedTuple, NewType
 
@@ -59,6 +60,7 @@ def make_node(round_: int, expansion: int, depth: int) -> NodeId:
     return NodeId(f"{round_}.{expansion}.{depth}")
 
 
+@functools.lru_cache(4096)
 def parse_node(node: str) -> NodeParts:
     """Return the numbers inside `node`, which sort in node order; raises FoldError if malformed."""
     parts = _NODE.fullmatch(node)

@@ -5,6 +5,7 @@ value changes by d. So they give back the offset and the original value of a sin
 bytes a row, whatever its length. They only suggest; a recorded SHA-256 digest proves.
 """
 
+import functools
 import hashlib
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -37,7 +38,7 @@ def record_marks(records: Iterable[GroupRecord]) -> bytes:
 
 def token_view(datum: DatumArrays) -> UInt64:
     """Return the token ids of the whole segment, uint64 [n + 1]."""
-    return np.concatenate((datum.inputs[:1], datum.targets)).astype(np.uint64)
+    return np.concatenate((datum.inputs[:1], datum.targets)).view(np.uint64)
 
 
 def float_view(values: Float32) -> UInt64:
@@ -66,10 +67,19 @@ def unview_float(value: int) -> float:
 
 def sums(values: UInt64) -> bytes:
     """Return the two sums of a row, u64 little-endian each."""
-    places = np.arange(1, len(values) + 1, dtype=np.uint64)
     plain = int(values.sum(dtype=np.uint64))
-    weighted = int((values * places).sum(dtype=np.uint64))
+    weighted = int(values @ _places(len(values)))
     return plain.to_bytes(8, "little") + weighted.to_bytes(8, "little")
+
+
+def _places(length: int) -> UInt64:
+    """Return 1, 2 .. length, uint64."""
+    return _many_places(length.bit_length())[:length]
+
+
+@functools.cache
+def _many_places(bits: int) -> UInt64:
+    return np.arange(1, 1 << bits, dtype=np.uint64)
 
 
 def collect(keys: Sequence[str], datums: Sequence[DatumArrays], rewards: Float64) -> PlanEvidence:
@@ -102,8 +112,7 @@ def locate(recorded: bytes, derived: UInt64) -> list[Located]:
     )
     if plain == 0:
         return []
-    places = np.arange(1, len(derived) + 1, dtype=np.uint64)
-    hits = np.flatnonzero(places * np.uint64(plain) == np.uint64(weighted))
+    hits = np.flatnonzero(_places(len(derived)) * np.uint64(plain) == np.uint64(weighted))
     return [Located(int(hit), (int(derived[hit]) + plain) % WORD) for hit in hits]
 
 

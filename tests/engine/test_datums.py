@@ -1,5 +1,6 @@
 """The fast way to `pytrio.Datum` gives what the plain constructors give, and is digested as sent."""
 
+import gc
 import hashlib
 import struct
 
@@ -12,7 +13,7 @@ from hypothesis.extra import numpy as hnp
 
 from core.datum import DatumArrays, datum_digest
 from core.digests import payload_digest
-from engine.datums import arrays_of, build, engine_digest, prepare
+from engine.datums import arrays_of, build, build_all, engine_digest, prepare
 
 # Threads of the SDK, left by other tests of the process, draw their retry jitter from `random`.
 pytestmark = pytest.mark.filterwarnings("ignore:Do not use the `random` module")
@@ -70,6 +71,23 @@ def test_fast_datums_equal_plain_ones(arrays: DatumArrays) -> None:
     for given_, back in zip(arrays, arrays_of(fast), strict=True):
         assert given_.tobytes() == back.tobytes()
     assert prepare([arrays]).digests == [datum_digest(arrays)]
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_many_datums_are_made_as_one_and_leave_the_collector_as_it_was(*, enabled: bool) -> None:
+    """Also when one of them is refused; nothing stays out of a full collection."""
+    good = DatumArrays(np.arange(3), np.arange(3), np.zeros(3, np.float32), np.ones(3, np.float32))
+    was = gc.isenabled()
+    (gc.enable if enabled else gc.disable)()
+    try:
+        assert build_all([good, good]) == [build(good), build(good)]
+        assert gc.isenabled() is enabled
+        with pytest.raises(ValueError, match="one length"):
+            build_all([good, good._replace(inputs=np.arange(2))])
+        assert gc.isenabled() is enabled
+        assert gc.get_freeze_count() == 0
+    finally:
+        (gc.enable if was else gc.disable)()
 
 
 def test_the_digest_is_of_the_finished_object() -> None:

@@ -106,6 +106,14 @@ def test_only_open_groups_that_were_waited_for_long_enough_are_late() -> None:
 VALUES = st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=300)
 
 
+@given(st.lists(st.integers(0, 2**64 - 1), max_size=40))
+def test_the_sums_of_a_row_are_the_documented_bytes(values: list[int]) -> None:
+    """Σ v_i and Σ (i + 1) v_i modulo 2^64, by Python's own numbers; plans hold them for ever."""
+    plain, weighted = sum(values) % 2**64, sum((i + 1) * v for i, v in enumerate(values)) % 2**64
+    expected = plain.to_bytes(8, "little") + weighted.to_bytes(8, "little")
+    assert evidence.sums(np.array(values, dtype=np.uint64)) == expected
+
+
 @given(VALUES, st.data())
 def test_one_altered_value_is_located_with_its_original(values: list[int], data: st.DataObject) -> None:
     """Any value at any place, from 16 bytes of sums."""
