@@ -47,17 +47,18 @@ class Locks:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._held: dict[str, int] = {}
+        self._over = False
+        """Everything was given back for good: what is taken later would be held for as long as we live."""
         _living.add(self)
 
     def __repr__(self) -> str:
         return f"<Locks {str(self._folder)!r} holding {sorted(self._held)}>"
 
-    def holds(self, name: str) -> bool:
-        """Return whether this process holds `name`."""
-        return name in self._held
-
     def take(self, name: str, *, shared: bool = False) -> None:
-        """Hold `name` until `release`; raises LogBusy with the holder's pid when it is held by another."""
+        """Hold `name` until `release`; raises LogBusy with the holder's pid when it is held by another.
+
+        Raises StoreError after `release_all`, also where that came meanwhile from another thread.
+        """
         if name in self._held:
             return
         path = self._path(name)
@@ -79,6 +80,9 @@ class Locks:
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
         self._held[name] = descriptor
+        if self._over:
+            self.release_all()
+            raise StoreError(f"the log in {str(self._folder.parent)!r} is closed: {name} is not taken")
 
     def release(self, name: str) -> None:
         """Give `name` back; nothing happens when it is not held."""
@@ -88,7 +92,8 @@ class Locks:
             os.close(descriptor)
 
     def release_all(self) -> None:
-        """Give everything back. A worker's file is deleted: nobody will ask for it again."""
+        """Give everything back, for good. A worker's file is deleted: nobody will ask for it again."""
+        self._over = True
         for name in tuple(self._held):
             if name not in {LEARNER, OPENED}:
                 self._path(name).unlink(missing_ok=True)

@@ -74,6 +74,12 @@ class Child:
                 said.append(self._connection.recv())
         self._connection.close()
 
+    def end(self, seconds: float = 60.0) -> int:
+        """Wait until it ends by itself; return its exit code, the negative signal where one ended it."""
+        self._process.join(seconds)
+        assert self._process.exitcode is not None, "the child does not end"
+        return self._process.exitcode
+
     def __enter__(self) -> Self:
         return self
 
