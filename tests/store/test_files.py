@@ -4,8 +4,6 @@ import asyncio
 import os
 import resource
 import shutil
-import subprocess
-import sys
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -22,7 +20,8 @@ from store.snapshot import Change
 from store.translation import MAP_SIZE, MAX_READERS
 from store.verify import verify
 from store.versions import VERSIONS_KEY, Versions, pack_versions
-from tests.store.children import ROOT, Child, LogChild
+from tests.store.children import Child, LogChild
+from tests.store.faults import on_a_small_disk
 from tests.store.making import asked, busy_writer, chain, claim, closed, open_run, run_event, sampled
 
 DATA = Path("log") / "data.mdb"
@@ -279,10 +278,8 @@ FULL_DISK = """
 import sys
 from pathlib import Path
 from core.errors import LogFull
-from store.log import open_log
 from store.ports import StreamWrite
-from store.snapshot import Change
-from tests.store.making import claim, open_run, sampled, asked
+from tests.store.making import claim, open_run, sampled
 ballast = Path(sys.argv[1]) / "ballast"
 ballast.write_bytes(bytes(1 << 20))
 with open_run(Path(sys.argv[1]) / "run") as log:
@@ -304,23 +301,7 @@ print("went on after", written)
 
 def test_a_full_disk_is_an_error_and_goes_on_when_there_is_space(tmp_path: Path) -> None:
     """A real small file system, in a mount namespace of its own."""
-    script = f'mount -t tmpfs -o size=4m none "{tmp_path}" && exec "{sys.executable}" -c "$1" "{tmp_path}"'
-    command = ["unshare", "--map-root-user", "--mount", "sh", "-c", script, "sh"]
-    if (
-        not shutil.which("unshare")
-        or subprocess.run([*command, ""], check=False, capture_output=True).returncode
-    ):
-        pytest.skip("needs `unshare` with user and mount namespaces to mount a small file system")
-    done = subprocess.run(
-        [*command, FULL_DISK],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("went on after")
+    assert on_a_small_disk(tmp_path, FULL_DISK, "4m").startswith("went on after")
 
 
 def limited(connection: Connection, run_dir: Path) -> None:

@@ -17,10 +17,9 @@ from store.journal import _append_job as _journal_job
 from store.journal import encode_all
 from store.log import Log, open_log
 from store.ports import Claim, GroupFate, NoClaim, RunState, StreamWrite
-from store.snapshot import Snapshot
 from store.verify import verify
-from store.writer import Job, Plan
 from tests.store.children import Child, die
+from tests.store.faults import half_done
 from tests.store.making import CHOSEN, OPEN_ADMISSION, asked, chain, claim, closed, fill, open_run, plan
 
 Ack = tuple[str, str, int, int, bytes]
@@ -89,18 +88,6 @@ def test_a_kill_after_any_request_loses_nothing_and_repeats_nothing(tmp_path: Pa
         assert after.fates == state.fates
         adopted = after.journal_length - state.journal_length
         assert (adopted, after.committed_steps, after.live_tickets) == (int(0 < count < 15), 1, 1), count
-
-
-def half_done(job: Job[Any]) -> Job[Any]:
-    """Return the job that writes half of what `job` would, and dies inside the transaction."""
-
-    def dying(snapshot: Snapshot) -> Plan[Any]:
-        changes = list(job(snapshot).changes)
-        snapshot.put(changes[: len(changes) // 2 + 1])
-        die()
-        raise AssertionError
-
-    return dying
 
 
 def die_inside(connection: Connection, run_dir: Path, what: str) -> None:
