@@ -10,7 +10,7 @@ import struct
 from enum import Enum
 from typing import Any, NamedTuple
 
-from core.errors import LogDamaged
+from core.errors import LogDamaged, StoreError
 from core.ids import parse_uid
 
 
@@ -57,8 +57,8 @@ class GroupKey(NamedTuple):
 
 
 def journal_key(index: int) -> bytes:
-    """Return the key of journal record `index`."""
-    return _JOURNAL.pack(index)
+    """Return the key of journal record `index`; raises StoreError when there can be none."""
+    return _packed(_JOURNAL, index)
 
 
 def parse_journal_key(key: bytes) -> int:
@@ -68,8 +68,11 @@ def parse_journal_key(key: bytes) -> int:
 
 @functools.lru_cache(maxsize=4096)
 def group_prefix(uid: str) -> bytes:
-    """Return the 10 bytes with which all keys of a group start; raises FoldError on a malformed uid."""
-    return _PREFIX.pack(*parse_uid(uid))
+    """Return the 10 bytes with which all keys of a group start.
+
+    Raises FoldError on a malformed uid, StoreError on one with numbers that no group can have.
+    """
+    return _packed(_PREFIX, *parse_uid(uid))
 
 
 def group_key(prefix: bytes, tree: int, index: int) -> bytes:
@@ -100,13 +103,16 @@ def after(prefix: bytes) -> bytes:
 
 
 def view_key(kind: bytes, number: int) -> bytes:
-    """Return the key of a view row by one number (a ticket, a step or a policy version)."""
-    return _TICKET_VIEW.pack(kind, number)
+    """Return the key of a view row by one number (a ticket, a step or a policy version).
+
+    Raises StoreError when there can be none.
+    """
+    return _packed(_TICKET_VIEW, kind, number)
 
 
 def group_view_key(kind: bytes, ticket: int, attempt: int) -> bytes:
-    """Return the key of a view row by ticket and attempt."""
-    return _GROUP_VIEW.pack(kind, ticket, attempt)
+    """Return the key of a view row by ticket and attempt; raises StoreError when there can be none."""
+    return _packed(_GROUP_VIEW, kind, ticket, attempt)
 
 
 def parse_view_number(key: bytes) -> int:
@@ -118,6 +124,14 @@ def parse_group_view(key: bytes) -> tuple[int, int]:
     """Return ticket and attempt inside a key made by `group_view_key`."""
     _, ticket, attempt = _parsed(_GROUP_VIEW, key)
     return ticket, attempt
+
+
+def _packed(layout: struct.Struct, *parts: bytes | int) -> bytes:
+    try:
+        return layout.pack(*parts)
+    except struct.error as exc:
+        numbers = ", ".join(str(part) for part in parts if isinstance(part, int))
+        raise StoreError(f"nothing in a log has the number {numbers}: {exc}") from exc
 
 
 def _parsed(layout: struct.Struct, key: bytes) -> tuple[Any, ...]:
