@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from core.errors import FoldError, LogDamaged
 from core.events import GroupAsked, TurnSampled
 from core.ids import make_uid
-from core.tree import fold_group, members, trajectories
+from core.tree import fold_group, members
 from store import keys
 from store.check_journal import Books
 from store.checking import problem_of
@@ -52,10 +52,10 @@ def _problems(snapshot: Snapshot, books: Books, uid: str, entry: GroupEntry) -> 
     try:
         raw = load(snapshot, prefix).records()
         records = decode_records(raw)
+        parts = [keys.parse_bundle_key(key)[2] for key in snapshot.keys(Table.BUNDLES, prefix, stop)]
     except LogDamaged as exc:
         yield str(exc)
         return
-    parts = [keys.parse_bundle_key(key)[2] for key in snapshot.keys(Table.BUNDLES, prefix, stop)]
     if parts != list(range(len(parts))):
         yield f"its bundle has parts {parts}"
     if parts and snapshot.keys(Table.GROUPS, prefix, stop):
@@ -95,10 +95,6 @@ def _fold_problems(entry: GroupEntry, fate: GroupFate, records: Sequence[GroupRe
         return
     try:
         group = fold_group((record.tree, record.event) for record in records)
-        for path in trajectories(group):
-            if path.is_void and path.reward is not None:
-                where = f"tree {path.tree}, leaf {path.leaf}"
-                yield f"{where}: a reward on a void trajectory ({path.outcome.value})"
         members(group, entry.leaves())
     except FoldError as exc:
         yield str(exc)

@@ -31,6 +31,8 @@ class Table(bytes, Enum):
 MAX_ATTEMPT = 0xFFFF
 MAX_TREE = 0xFFFF
 MAX_INDEX = 0xFFFFFFFF
+LONGEST = 511
+"""Bytes of the longest key that LMDB takes."""
 
 _JOURNAL = struct.Struct(">Q")
 _GROUP = struct.Struct(">QHHI")
@@ -97,8 +99,10 @@ def parse_bundle_key(key: bytes) -> tuple[int, int, int]:
 
 
 def after(prefix: bytes) -> bytes:
-    """Return the smallest key above every key that starts with `prefix`."""
+    """Return a key above every key that starts with `prefix`: the smallest, where there is one."""
     number = int.from_bytes(prefix, "big") + 1
+    if number >> 8 * len(prefix):
+        return b"\xff" * LONGEST
     return number.to_bytes(len(prefix), "big")
 
 

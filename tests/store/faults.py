@@ -1,14 +1,17 @@
-"""Owns the faults that tests bring about: a death inside a transaction, a disk that is full."""
+"""Owns the faults that tests bring about: a death inside a transaction, a full disk, entries changed by hand."""
 
 import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import lmdb
 import pytest
 
+from store.keys import Table
 from store.snapshot import Snapshot
 from store.writer import Job, Plan
 from tests.store.children import ROOT, die
@@ -48,3 +51,24 @@ def on_a_small_disk(folder: Path, script: str, size: str) -> str:
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+def change(data: Path, table: Table, edit: "dict[bytes, bytes | None]") -> None:
+    """Write raw entries into a log's file behind its back."""
+    with (
+        lmdb.open(str(data.parent), map_size=1 << 28, max_dbs=8) as env,
+        env.begin(write=True) as transaction,
+    ):
+        handle = env.open_db(table.value, transaction)
+        for key, value in edit.items():
+            if value is None:
+                transaction.delete(key, db=handle)
+            else:
+                transaction.put(key, value, db=handle)
+
+
+def entries(data: Path, table: Table) -> Iterator[tuple[bytes, bytes]]:
+    """Yield the raw entries of a table."""
+    with lmdb.open(str(data.parent), readonly=True, max_dbs=8) as env, env.begin() as transaction:
+        found = list(transaction.cursor(env.open_db(table.value, transaction)))
+    yield from found

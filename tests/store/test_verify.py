@@ -5,11 +5,9 @@ import hashlib
 import io
 import random
 import shutil
-from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-import lmdb
 import pytest
 
 from core.errors import LogForeign, StoreError
@@ -22,6 +20,7 @@ from store.log import open_log
 from store.verify import verify
 from store.verifying import check_log
 from tests.store.children import Child
+from tests.store.faults import change, entries
 from tests.store.making import claim, closed, fill, open_run, trained
 
 
@@ -171,27 +170,6 @@ def test_many_flips_and_cuts_are_found(copy: Path, good: tuple[Path, str]) -> No
     assert sum(flip_bits(copy, good[1], 500, 3).values()) == 500
     copy.write_bytes(content)
     assert sum(cut_short(copy, good[1], 100, 4).values()) == 100
-
-
-def change(data: Path, table: Table, edit: "dict[bytes, bytes | None]") -> None:
-    """Write raw entries into a log's file behind its back."""
-    with (
-        lmdb.open(str(data.parent), map_size=1 << 28, max_dbs=8) as env,
-        env.begin(write=True) as transaction,
-    ):
-        handle = env.open_db(table.value, transaction)
-        for key, value in edit.items():
-            if value is None:
-                transaction.delete(key, db=handle)
-            else:
-                transaction.put(key, value, db=handle)
-
-
-def entries(data: Path, table: Table) -> Iterator[tuple[bytes, bytes]]:
-    """Yield the raw entries of a table."""
-    with lmdb.open(str(data.parent), readonly=True, max_dbs=8) as env, env.begin() as transaction:
-        found = list(transaction.cursor(env.open_db(table.value, transaction)))
-    yield from found
 
 
 @pytest.mark.parametrize("table", [Table.JOURNAL, Table.GROUPS, Table.BUNDLES, Table.VIEWS])
