@@ -64,10 +64,6 @@ class Log:
         self._environment.close()
         self._locks.release_all()
 
-    def acquire_learner(self) -> None:
-        """Hold the learner's lock for life; raises LogBusy with the pid of the learner that has it."""
-        self._locks.take(LEARNER)
-
     def evict(self, worker: str) -> None:
         """Treat a worker that hangs as dead: its groups may be adopted, its appends fail from then on."""
         self._locks.evict(worker)

@@ -63,11 +63,6 @@ class Views:
         body = self._get(keys.group_view_key(keys.OPEN_VIEW, *parse_uid(uid)))
         return None if body is None else decode_open(body)
 
-    def pending(self, ticket: int) -> int | None:
-        """Return the latest attempt at a ticket that has no fate yet."""
-        body = self._get(keys.view_key(keys.PENDING_VIEW, ticket))
-        return None if body is None else int.from_bytes(body, "big")
-
     def reopen(self, ticket: int) -> int | None:
         """Return the aborted attempt after which a ticket is to be opened again."""
         body = self._get(keys.view_key(keys.REOPEN_VIEW, ticket))
@@ -86,11 +81,6 @@ class Views:
     def set_step(self, step: int, entry: StepEntry) -> None:
         """Write a step's row."""
         self.changes[keys.view_key(keys.STEP_VIEW, step)] = _encode(entry)
-
-    def policy(self, version: int) -> PolicyEntry | None:
-        """Return a policy version's row."""
-        body = self._get(keys.view_key(keys.POLICY_VIEW, version))
-        return None if body is None else decode_policy(body)
 
     def set_policy(self, version: int, entry: PolicyEntry) -> None:
         """Write a policy version's row."""
