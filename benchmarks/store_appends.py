@@ -1,6 +1,6 @@
 """Durable appends side by side: Rolltape's log, SQLite (WAL, FULL), agent-lightning's memory store.
 
-    python -m benchmarks.store_appends [--rounds 5] [--agentlightning PYTHON] [--json FILE]
+    python -m benchmarks.store_appends [--rounds 5] [--agentlightning PYTHON] [--flush-ms N] [--json FILE]
 
 All contenders run in one process, on one disk, in interleaved rounds, so that ratios hold on any machine; the
 medians are printed. SQLite stores the very bytes that Rolltape stores, one row per event.
@@ -12,6 +12,9 @@ medians are printed. SQLite stores the very bytes that Rolltape stores, one row 
 - `stall`: four processes write turns to one log; the longest that any append took.
 - `agentlightning`: spans per second into InMemoryLightningStore with 64 concurrent tasks (no disk at all),
   run by the interpreter PYTHON, which has agentlightning 0.3.0 installed.
+
+`--flush-ms N` shows what a slower disk would: strace makes every fdatasync of every contender N ms slower. The
+second, smaller flush of an LMDB commit, a synced write, stays as fast as the disk is.
 """
 
 import argparse
@@ -23,6 +26,7 @@ import shutil
 import sqlite3
 import statistics
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -148,7 +152,8 @@ def _stalling(connection: Connection, run_dir: Path, seed: int) -> None:
                 longest = max(longest, time.perf_counter() - begun)
                 at += len(turn)
                 count += 1
-    connection.send((longest, count))
+        connection.send((longest, count))
+        connection.recv()  # open until all are done, or the others would adopt this one's groups
 
 
 def stalls(run_dir: Path) -> tuple[float, float]:
@@ -168,6 +173,8 @@ def stalls(run_dir: Path) -> tuple[float, float]:
     for ours, _ in pipes:
         ours.send("go")
     found = [ours.recv() for ours, _ in pipes]
+    for ours, _ in pipes:
+        ours.send("end")
     for child in children:
         child.join()
     return max(longest for longest, _ in found), sum(count for _, count in found) / STALL_SECONDS
@@ -243,6 +250,15 @@ def one_round(place: Path, peer: str | None) -> dict[str, float]:
     return found
 
 
+def run_slowed(milliseconds: float) -> None:
+    """Start this program anew under strace, which makes each flush slower."""
+    os.environ[SLOWED] = "1"
+    slow = f"inject=fdatasync:delay_exit={round(milliseconds * 1000)}"
+    only = ["-f", "-qq", "--seccomp-bpf", "-o", os.devnull, "-e", "trace=fdatasync", "-e", slow]
+    os.execvp("strace", ["strace", *only, sys.executable, "-m", "benchmarks.store_appends", *sys.argv[1:]])
+
+
+SLOWED = "ROLLTAPE_BENCHMARK_SLOWED"
 RATIOS = {
     "turns: rolltape / sqlite (goal 20)": ("rolltape turns/s", "sqlite turns/s"),
     "groups: rolltape / sqlite (goal 1)": ("rolltape groups/s", "sqlite groups/s"),
@@ -257,8 +273,11 @@ def main() -> None:
     )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--agentlightning", help="interpreter that has agentlightning 0.3.0")
+    parser.add_argument("--flush-ms", type=float, default=0.0)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
+    if options.flush_ms and SLOWED not in os.environ:
+        run_slowed(options.flush_ms)
     rounds = []
     for _ in range(options.rounds):
         place = Path(tempfile.mkdtemp(prefix="rolltape-bench-"))

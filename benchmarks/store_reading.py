@@ -8,7 +8,7 @@
   Needs `--tokenizer`, a folder with a tokenizer.json; without it made-up text stands in.
 - `follow`: from the commit of a journal record in another process to its arrival, and the CPU of an idle
   follower.
-- `memory`: resident memory of a writer before and after `--groups` small groups.
+- `memory`: anonymous memory of a writer after a tenth of `--groups` small groups and after all of them.
 """
 
 import argparse
@@ -187,7 +187,20 @@ def follow(place: Path) -> dict[str, float]:
 
 
 def memory(place: Path, groups: int) -> dict[str, float]:
-    """Return megabytes resident before and after many small groups, written as a worker writes them."""
+    """Return megabytes resident before and after many small groups, in a process that does nothing else."""
+    ours, theirs = multiprocessing.get_context("spawn").Pipe()
+    child = multiprocessing.get_context("spawn").Process(target=_write_many, args=(theirs, place, groups))
+    child.start()
+    early, late = ours.recv()
+    child.join()
+    return {
+        "groups written": groups,
+        "anonymous memory MB after a tenth of them": early,
+        "  after all of them": late,
+    }
+
+
+def _write_many(connection: Connection, place: Path, groups: int) -> None:
     events: list[GroupEvent] = list(made_material().chain(1, 1, PASSAGES))
     with open_log(place / "memory", create=True, role="rollout", sync=False) as log:
         log.open_run(RUN)
@@ -198,11 +211,7 @@ def memory(place: Path, groups: int) -> dict[str, float]:
             log.groups.close_sync(group, (ChosenLeaf(tree=1, leaf="0.0.2"),), 0.0)
             if number in {groups // 10, groups - 1}:
                 resident.append(_anonymous())
-    return {
-        "groups written": groups,
-        "anonymous memory MB after a tenth of them": resident[0],
-        "  after all of them": resident[1],
-    }
+    connection.send(resident)
 
 
 def _anonymous() -> float:
