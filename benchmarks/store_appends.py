@@ -13,7 +13,7 @@ medians are printed. SQLite stores the very bytes that Rolltape stores, one row 
 - `agentlightning`: spans per second into InMemoryLightningStore with 64 concurrent tasks (no disk at all),
   run by the interpreter PYTHON, which has agentlightning 0.3.0 installed.
 
-`--flush-ms N` shows what a slower disk would: strace makes every fdatasync of every contender N ms slower. The
+`--flush-ms N` shows what a slower disk would: strace makes every fdatasync of all contenders N ms slower. The
 second, smaller flush of an LMDB commit, a synced write, stays as fast as the disk is.
 """
 
