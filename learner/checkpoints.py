@@ -5,6 +5,7 @@ from collections.abc import Collection, Sequence
 import msgspec
 
 from core.events import CheckpointSaved, Evaluated, PolicyPublished, StepCommitted
+from learner.evaluations import by_way, main_way
 from store.log import Log
 
 EXACT_MATCH = "exact_match"
@@ -35,11 +36,11 @@ def list_checkpoints(
 
     The best one is that with the highest `score` in its evaluation's summary, the earliest of equals. Only
     evaluations that asked the same questions in the same way are held against each other: those of the way
-    that most checkpoints were evaluated in, the newest of equals.
+    in which most checkpoints were evaluated, the first of equals.
     """
     saved: list[CheckpointSaved] = []
     rewards: dict[int, float] = {}
-    ways: dict[bytes, dict[int, dict[str, float]]] = {}
+    evaluations: list[tuple[int, Evaluated]] = []
     steps: dict[int, int] = {0: 0}
     for record in log.journal.read():
         match record.event:
@@ -50,15 +51,13 @@ def list_checkpoints(
             case PolicyPublished(policy_version=version, step=step):
                 steps[version] = step
             case Evaluated() as event if score in event.summary:
-                way = msgspec.json.encode((event.set_digest, event.settings), order="sorted")
-                summaries = ways.pop(way, {})
-                ways[way] = summaries | {steps.get(event.policy_version, 0): event.summary}
+                evaluations.append((steps.get(event.policy_version, 0), event))
             case _:
                 pass
     newest = {checkpoint.step: checkpoint for checkpoint in saved}
-    evaluations = max(reversed(ways.values()), key=lambda way: len(way.keys() & newest.keys()), default={})
-    scored = [step for step in sorted(newest) if step in evaluations]
-    best = max(scored, key=lambda step: evaluations[step][score], default=None)
+    way = main_way(by_way(evaluations), newest)
+    scores = {} if way is None else {step: event.summary for step, event in way.events.items()}
+    best = max(sorted(newest.keys() & scores), key=lambda step: scores[step][score], default=None)
     return [
         CheckpointLine(
             step=step,
@@ -67,7 +66,7 @@ def list_checkpoints(
             state_exists=None if existing is None else checkpoint.state_uri in existing,
             weights_exist=None if existing is None else checkpoint.weights_uri in {"", *existing},
             reward=rewards.get(step),
-            evaluation=evaluations.get(step, {}),
+            evaluation=scores.get(step, {}),
             best=step == best,
         )
         for step, checkpoint in sorted(newest.items())

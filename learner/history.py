@@ -11,6 +11,7 @@ from core.events import (
     PolicyPublished,
     StepCommitted,
 )
+from learner.points import evaluation_name
 from learner.selection import NO_SIGNAL
 from learner.warnings import WINDOW
 from store.ports import Journal
@@ -25,7 +26,7 @@ class History:
         self.replaced = 0
         """Groups dropped for want of signal since the last commit."""
         self.evaluated: set[int] = set()
-        """Committed steps whose weights were evaluated."""
+        """Committed steps whose weights were evaluated while training."""
         self.recent: deque[dict[str, float]] = deque(maxlen=2 * WINDOW)
         """Rollout metrics of the last steps."""
         self._steps_of: dict[int, int] = {0: 0}
@@ -50,8 +51,10 @@ class History:
         match event:
             case CheckpointSaved():
                 self.checkpoints.append(event)
-            case Evaluated(policy_version=version):
-                self.evaluated.add(self._steps_of.get(version, 0))
+            case Evaluated(policy_version=version, name=name):
+                steps = self._steps_of.get(version, 0)
+                if name == evaluation_name(steps):
+                    self.evaluated.add(steps)
             case PolicyPublished(policy_version=version, step=step):
                 self._steps_of[version] = step
             case GroupDropped(reason=reason) if reason == NO_SIGNAL:

@@ -24,6 +24,15 @@ class Block(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Base of what becomes JSON."""
 
 
+class HeldOut(Block, frozen=True):
+    """Evaluations that may be held against each other."""
+
+    differs: str = ""
+    """In what they differ from the run's main ones; "" for those."""
+    points: list[tuple[int, float]] = []
+    """Committed steps, exact match."""
+
+
 class RunFacts(Block, frozen=True):
     """What is said about the run as a whole."""
 
@@ -33,8 +42,7 @@ class RunFacts(Block, frozen=True):
     """Name and value, as they are shown."""
     books: list[tuple[str, int]] = []
     """Groups per fate, with the reason where there is one."""
-    evals: list[tuple[int, float]] = []
-    """Committed steps, exact match on held-out questions."""
+    evals: list[HeldOut] = []
     steps_planned: int = 0
     cut: str = ""
     """What the page does not hold; "" when it holds all."""

@@ -2,6 +2,7 @@
 
 const CHART = { height: 118, left: 40, right: 14, top: 12, bottom: 22 };
 const SHOWN_STEPS = STEPS.filter((step) => step.shown);
+const OTHER = "held-out other"; // evaluations that no line may join to the main ones
 let charts = [];
 
 function startCharts() {
@@ -16,7 +17,11 @@ function startCharts() {
       lines: [
         { name: "format", kind: "format", points: curve("format") },
         { name: "exact match", kind: "exact", points: curve("exact_match") },
-        { name: "held-out", kind: "held-out", points: evals },
+        ...evals.map((one) => ({
+          name: one.differs ? "held-out, " + one.differs : "held-out",
+          kind: one.differs ? OTHER : "held-out",
+          points: one.points,
+        })),
       ],
     },
   ].map((chart) => ({ ...chart, lines: chart.lines.filter((line) => line.points.length) }));
@@ -27,7 +32,13 @@ function startCharts() {
 
 function chartFrame(chart) {
   chart.readout = make("span", "readout");
-  const legend = make("span", "legend", ...chart.lines.map((line) => make("span", "key " + line.kind, line.name)));
+  const others = chart.lines.filter((line) => line.kind === OTHER);
+  const keys = chart.lines.filter((line) => line.kind !== OTHER).map((line) => make("span", "key " + line.kind, line.name));
+  if (others.length) {
+    const names = others.map((line) => line.name).join("\n");
+    keys.push(withAttributes(make("span", "key " + OTHER, "asked otherwise"), { title: names }));
+  }
+  const legend = make("span", "legend", ...keys);
   chart.box = withAttributes(make("div", "plot"), { role: "img", "aria-label": describe(chart) });
   chart.box.addEventListener("pointermove", (event) => hoverChart(chart, event));
   chart.box.addEventListener("pointerleave", () => hoverChart(chart, null));
@@ -55,7 +66,7 @@ function drawChart(chart) {
   const values = chart.lines.flatMap((line) => line.points.map((point) => point[1]));
   const levels = niceLevels(...(chart.bounds ?? [Math.min(0, ...values), Math.max(0.1, ...values)]));
   const [low, high] = [levels[0], levels.at(-1)];
-  const steps = STEPS.map((step) => step.step).concat((INDEX.run.evals ?? []).map((point) => point[0]));
+  const steps = STEPS.map((step) => step.step).concat((INDEX.run.evals ?? []).flatMap((one) => one.points.map((point) => point[0])));
   const [first, last] = [Math.min(...steps), Math.max(...steps, Math.min(...steps) + 1)];
   chart.x = (step) => CHART.left + (step - first) / (last - first) * (width - CHART.left - CHART.right);
   chart.y = (value) => CHART.top + (high - value) / (high - low || 1) * (CHART.height - CHART.top - CHART.bottom);
@@ -80,9 +91,11 @@ function drawChart(chart) {
 function drawLine(svg, chart, line) {
   const path = line.points.map(([step, value], index) => `${index ? "L" : "M"}${chart.x(step).toFixed(1)} ${chart.y(value).toFixed(1)}`).join("");
   svg.append(draw("path", { class: "line " + line.kind, d: path }));
-  if (line.points.length > 60 && line.kind !== "held-out") return;
+  if (line.points.length > 60 && !line.kind.startsWith("held-out")) return;
   for (const [step, value] of line.points) {
-    svg.append(draw("circle", { class: "dot " + line.kind, cx: chart.x(step), cy: chart.y(value), r: line.kind === "held-out" ? 3 : 1.8 }));
+    const dot = draw("circle", { class: "dot " + line.kind, cx: chart.x(step), cy: chart.y(value), r: line.kind.startsWith("held-out") ? 3 : 1.8 });
+    dot.append(draw("title", {}, `${line.name}: ${number(value)}`));
+    svg.append(dot);
   }
 }
 

@@ -9,7 +9,8 @@ import msgspec
 from core.config import Config, from_plain
 from core.errors import ReplayError
 from core.events import Evaluated, PolicyPublished, RunOpened, StepCommitted, StepPlanned
-from learner.page.model import RunFacts
+from learner.evaluations import Way, by_way, main_way, what_differs
+from learner.page.model import HeldOut, RunFacts
 from learner.page.steps import RunSource
 from learner.page.turns import NAME, cut
 from store.log import Log
@@ -22,7 +23,7 @@ def read_run(log: Log) -> RunSource:
     members: dict[int, int] = {}
     commits: dict[int, StepCommitted] = {}
     steps_of_version = {0: 0}
-    evals: list[tuple[int, float]] = []
+    evaluations: list[tuple[int, Evaluated]] = []
     for record in log.journal.read():
         match record.event:
             case RunOpened() as event:
@@ -34,7 +35,7 @@ def read_run(log: Log) -> RunSource:
             case PolicyPublished() as event:
                 steps_of_version[event.policy_version] = event.step
             case Evaluated(results=[_, *_]) as event:
-                evals.append((steps_of_version.get(event.policy_version, len(commits)), _held_out(event)))
+                evaluations.append((steps_of_version.get(event.policy_version, len(commits)), event))
             case _:
                 pass
     if opened is None:
@@ -44,10 +45,21 @@ def read_run(log: Log) -> RunSource:
         base_model=cut(opened.base_model, NAME),
         facts=[(cut(name, NAME), cut(value, NAME)) for name, value in run_rows(opened)],
         books=books(log),
-        evals=evals,
+        evals=list(_curves(by_way(evaluations))),
         steps_planned=len(members),
     )
     return RunSource(facts, dict(sorted(members.items())), commits)
+
+
+def _curves(ways: Sequence[Way]) -> Iterator[HeldOut]:
+    """Yield a curve per way of evaluating, the main one first, the others named by what differs in them."""
+    main = main_way(ways)
+    for way in sorted(ways, key=lambda way: way is not main):
+        assert main is not None
+        yield HeldOut(
+            differs=cut(what_differs(way, main), NAME),
+            points=[(steps, _held_out(event)) for steps, event in sorted(way.events.items())],
+        )
 
 
 def _held_out(event: Evaluated) -> float:

@@ -10,7 +10,7 @@ import pytest
 
 from core.arrays import view_logprobs
 from core.events import Plan
-from learner.page.model import Limits
+from learner.page.model import HeldOut, Limits
 from learner.page.render import PageSummary, render_page
 from learner.page.steps import StepSource
 from learner.pieces import Pieces
@@ -22,7 +22,13 @@ pytestmark = pytest.mark.browser
 
 def write(out: Path, steps: Sequence[StepSource], limits: Limits | None = None) -> PageSummary:
     """Write the page of made-up steps."""
-    run = told_run(steps, [(0, 0.2), (2, 0.5)])
+    run = told_run(
+        steps,
+        [
+            HeldOut(points=[(0, 0.2), (2, 0.5)]),
+            HeldOut(differs="temperature 0.0", points=[(0, 0.4), (2, 0.9)]),
+        ],
+    )
     return render_page(run, steps, len(steps), Pieces(tokenizer()), out, limits or Limits())
 
 
@@ -58,7 +64,9 @@ def test_it_opens_whole_and_asks_for_nothing(file: Path, visit: Visitor) -> None
     assert seen.ask("document.documentElement.scrollHeight") == 900
     assert seen.texts("#filter-count")[0].endswith("in 9 groups")
     assert seen.count("#charts path.line.reward") == 1
-    assert seen.count("#charts circle.held-out") == 2
+    assert seen.count("#charts circle.held-out") == 4
+    assert seen.count("#charts path.line.held-out") == 2, "no line joins evaluations that asked otherwise"
+    assert seen.page.locator("#charts .key.other").get_attribute("title") == "held-out, temperature 0.0"
     assert seen.texts(".step-row .verdict") == ["match"] * len(seen.texts(".step-row"))
 
 

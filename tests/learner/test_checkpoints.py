@@ -5,10 +5,15 @@ from pathlib import Path
 
 from core.events import Evaluated
 from learner.checkpoints import checkpoint_lines, list_checkpoints
+from learner.evaluations import Way, what_differs
+from learner.history import History
+from learner.points import evaluation_name
 from store.log import Log, open_log
 
 
-def evaluate(log: Log, version: int, score: float, temperature: float, digest: str = "dev") -> None:
+def evaluate(
+    log: Log, version: int, score: float, temperature: float, digest: str = "dev", name: str = ""
+) -> None:
     """Record an evaluation of a policy version."""
     event = Evaluated(
         weights_uri="w",
@@ -17,7 +22,7 @@ def evaluate(log: Log, version: int, score: float, temperature: float, digest: s
         settings={"temperature": temperature, "samples": 4},
         results=(),
         summary={"exact_match": score},
-        name=f"{digest}-{version}-{temperature}",
+        name=name or f"{digest}-{version}-{temperature}",
     )
     log.journal.append_sync([event])
 
@@ -42,3 +47,37 @@ def test_the_best_is_chosen_among_evaluations_that_asked_alike(copy_of: Callable
         lines = {line.step: line for line in list_checkpoints(log)}
         assert lines[3].evaluation == {"exact_match": 0.6}, "the newest of the same way counts"
         assert lines[3].best
+
+
+def test_of_ways_asked_as_often_the_first_counts(copy_of: Callable[[str], Path]) -> None:
+    """A control evaluation beside the usual one, a search that returns nothing, decides nothing."""
+    with open_log(copy_of("chains"), role="reader") as log:
+        for version, usual, control in ((0, 0.3, 0.02), (3, 0.9, 0.01)):
+            evaluate(log, version, usual, temperature=1.0)
+            evaluate(log, version, control, temperature=0.5)
+        lines = {line.step: line for line in list_checkpoints(log)}
+    assert [step for step, line in lines.items() if line.best] == [3]
+    assert lines[3].evaluation == {"exact_match": 0.9}
+
+
+def test_an_evaluation_by_hand_does_not_stand_for_the_one_in_training(copy_of: Callable[[str], Path]) -> None:
+    """Weights count as evaluated in their turn only by the evaluation that training itself makes."""
+    with open_log(copy_of("chains"), role="reader") as log:
+        evaluate(log, 3, 0.9, temperature=1.0)
+        history = History()
+        history.catch_up(log.journal)
+        assert not history.is_evaluated(3)
+        evaluate(log, 3, 0.9, temperature=1.0, name=evaluation_name(3))
+        history.catch_up(log.journal)
+        assert history.is_evaluated(3)
+
+
+def test_ways_are_named_by_what_differs() -> None:
+    """Settings are told apart one by one, and so are the questions."""
+    main = Way("dev", {"samples": 4, "search": "local"}, {})
+    assert what_differs(main, main) == ""
+    assert what_differs(Way("dev", {"samples": 1, "search": "local"}, {}), main) == "samples 1"
+    assert (
+        what_differs(Way("test", {"samples": 4, "top_k": 2}, {}), main)
+        == "other questions, search not set, top_k 2"
+    )

@@ -3,7 +3,7 @@
 import base64
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from core.arrays import view_logprobs, view_tokens
 from core.errors import ConfigError, ReplayError
-from core.events import Plan
+from core.events import Evaluated, Plan, QuestionResult
 from learner.page.model import Limits
 from learner.page.packing import Vocabulary, pack_integers
 from learner.page.render import SCRIPTS, PageSummary, escape_json, render_page, write_page
@@ -306,6 +306,35 @@ def test_a_recorded_run_becomes_a_page(recorded: dict[str, Path], tmp_path: Path
     for step, report in zip(index["steps"], reports, strict=True):
         assert step["members"] == report.members
         assert step["reward"] == pytest.approx(report.metrics["reward/mean"])
+
+
+def test_evaluations_asked_in_another_way_are_another_curve(
+    copy_of: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """No line joins a greedy score to a sampled one; the first of the ways used most is the main one."""
+    with open_log(copy_of("chains"), role="reader") as log:
+        for version, greedy, sampled in ((0, 0.5, 0.25), (3, 1.0, 0.75)):
+            for temperature, score in ((1.0, sampled), (0.0, greedy)):
+                log.journal.append_sync([evaluated(version, temperature, score)])
+        write_page(log, tokenizer(), tmp_path / "page.html")
+    curves = Blocks(tmp_path / "page.html").json("index")["run"]["evals"]
+    assert curves == [
+        {"points": [[0, 0.25], [3, 0.75]]},
+        {"differs": "temperature 0.0", "points": [[0, 0.5], [3, 1.0]]},
+    ]
+
+
+def evaluated(version: int, temperature: float, score: float) -> Evaluated:
+    """Return an evaluation of one question."""
+    asked = QuestionResult(example_id="q", data_source="world", samples=1, exact_match=score, format=1.0)
+    return Evaluated(
+        weights_uri="w",
+        policy_version=version,
+        set_digest="dev",
+        settings={"temperature": temperature},
+        results=(asked,),
+        summary={"exact_match": score},
+    )
 
 
 def test_single_steps_can_be_asked_for(recorded: dict[str, Path], tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ from core.events import (
 from core.ids import make_node, make_uid
 from core.tree import GroupEvent, fold_group
 from learner.batch import PlanContext, Recipe, Taken, plan_event, recipe_from_learner
-from learner.page.model import RunFacts
+from learner.page.model import HeldOut, RunFacts
 from learner.page.steps import RunSource, StepSource
 from learner.rebuild import derive
 from tests.building import scored_leaves
@@ -257,7 +257,7 @@ def told_step(step: int, taken: Sequence[Taken], **learner: Any) -> StepSource:
     return StepSource(planned, committed, rebuilt.taken, rebuilt)
 
 
-def told_run(steps: Sequence[StepSource], evals: Sequence[tuple[int, float]] = ()) -> RunSource:
+def told_run(steps: Sequence[StepSource], evals: Sequence[HeldOut] = ()) -> RunSource:
     """Return the run that these steps belong to."""
     facts = RunFacts(
         run_id="1f0c5e7a9b3d",
