@@ -11,7 +11,7 @@ import lmdb
 from core.errors import StoreError
 from store import disk
 from store.keys import Table
-from store.translation import MAP_SIZE, MAX_READERS
+from store.translation import MAP_SIZE, MAX_READERS, translate
 from store.versions import THIS_RELEASE, VERSIONS_KEY, Versions, pack_versions
 
 DEFAULT_MAP_SIZE = 1 << 40
@@ -51,7 +51,7 @@ def _create_in(folder: Path, map_size: int, versions: Versions) -> None:
             with env.begin(write=True) as transaction:
                 transaction.put(VERSIONS_KEY, value, db=tables[Table.META])
     except lmdb.Error as exc:
-        raise StoreError(f"cannot create a log in {str(folder)!r}: {exc}") from exc
+        raise translate(exc, folder.parent, map_size) from exc
     (folder / "lock.mdb").unlink()
 
 

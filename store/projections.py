@@ -58,27 +58,25 @@ def apply(views: Views, index: int, event: JournalEvent) -> None:
 def _apply_group(
     views: Views, event: GroupOpened | GroupAdopted | GroupClosedEvent | GroupAborted | GroupDropped
 ) -> None:
-    match event:
-        case GroupOpened():
-            _group_opened(views, event)
-        case GroupAdopted():
-            _group_adopted(views, event)
-        case GroupClosedEvent() | GroupAborted() | GroupDropped():
-            _group_ended(views, event)
+    if isinstance(event, GroupOpened):
+        _group_opened(views, event)
+    elif isinstance(event, GroupAdopted):
+        _group_adopted(views, event)
+    else:
+        _group_ended(views, event)
 
 
 def _apply_step(
     views: Views, index: int, event: StepPlanned | StepCommitted | PolicyPublished | CheckpointSaved
 ) -> None:
-    match event:
-        case StepPlanned():
-            _step_planned(views, index, event)
-        case StepCommitted():
-            _step_committed(views, index, event)
-        case PolicyPublished():
-            _policy_published(views, index, event)
-        case CheckpointSaved():
-            _checkpoint_saved(views, index, event)
+    if isinstance(event, StepPlanned):
+        _step_planned(views, index, event)
+    elif isinstance(event, StepCommitted):
+        _step_committed(views, index, event)
+    elif isinstance(event, PolicyPublished):
+        _policy_published(views, index, event)
+    else:
+        _checkpoint_saved(views, index, event)
 
 
 def _run_opened(views: Views, index: int, event: RunOpened) -> None:
@@ -152,7 +150,7 @@ def _group_ended(views: Views, event: GroupClosedEvent | GroupAborted | GroupDro
             ended = msgspec.structs.replace(
                 entry, records=event.records, reason=event.reason, final=event.final
             )
-        case GroupDropped():
+        case _:
             entry = _known_group(views, event.uid, fates=(GroupFate.CLOSED,), verb="dropped")
             fate = GroupFate.DROPPED
             ended = msgspec.structs.replace(entry, reason=event.reason, final=True)
