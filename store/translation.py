@@ -34,6 +34,7 @@ _MEANINGS: tuple[tuple[tuple[type[lmdb.Error], ...], type[StoreError], str], ...
             lmdb.InvalidError,
             lmdb.CursorFullError,
             lmdb.PanicError,
+            lmdb.BadTxnError,  # of what is tried after the first damaged page
         ),
         LogDamaged,
         "the log {where} is damaged ({text}): run `verify`, restore it from a backup or an export",
