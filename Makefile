@@ -6,7 +6,7 @@ export OPENBLAS_NUM_THREADS ?= 1
 export HF_HUB_OFFLINE ?= 1
 export TRANSFORMERS_VERBOSITY ?= error
 
-.PHONY: demo test test-browser lint format bench soak clean
+.PHONY: demo test coverage test-browser lint format bench soak clean
 
 $(VENV)/.base: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
@@ -24,6 +24,12 @@ demo: $(VENV)/.base
 
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest -q -n 2
+
+# The core and the log, children included. What needs a small file system or strace is skipped where there is none.
+coverage: $(VENV)/.dev
+	$(BIN)/coverage erase
+	$(BIN)/python -m pytest -q -n 2 tests/core tests/store --cov=core --cov=store --cov-branch \
+	  --cov-report=term-missing:skip-covered --cov-fail-under=99.5
 
 test-browser: $(VENV)/.dev
 	$(BIN)/python -m pytest -q -m browser

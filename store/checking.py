@@ -1,6 +1,6 @@
 """Owns what an event must satisfy before it is written to a group; the fold's own rules are core's."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -39,7 +39,7 @@ def check_writes(uid: str, writes: Sequence[StreamWrite]) -> None:
                 case _:
                     pass
     if not (good and _numbers_are_good(tokens, logprobs)):
-        raise StoreError(next(_problems(uid, writes)))
+        raise StoreError(_problems(uid, writes)[0])
 
 
 def _numbers_are_good(tokens: Sequence[bytes], logprobs: Sequence[bytes]) -> bool:
@@ -54,15 +54,17 @@ def _numbers_are_good(tokens: Sequence[bytes], logprobs: Sequence[bytes]) -> boo
     return bool(np.maximum.reduce(values) <= 0) and bool(np.minimum.reduce(values) > -np.inf)
 
 
-def _problems(uid: str, writes: Sequence[StreamWrite]) -> Iterator[str]:
-    """Yield what is wrong with the records, one by one."""
+def _problems(uid: str, writes: Sequence[StreamWrite]) -> list[str]:
+    """Return what is wrong with the records, one by one."""
+    found: list[str] = []
     for tree, _, events in writes:
         if not 0 <= tree <= MAX_TREE:
-            yield f"tree {tree!r} of group {uid}, expected 0 to {MAX_TREE}"
+            found.append(f"tree {tree!r} of group {uid}, expected 0 to {MAX_TREE}")
         for event in events:
             problem = problem_of(uid, tree, event)
             if problem:
-                yield f"a record of group {uid}, tree {tree} is refused: {problem}"
+                found.append(f"a record of group {uid}, tree {tree} is refused: {problem}")
+    return found
 
 
 def problem_of(uid: str, tree: int, event: GroupEvent) -> str:

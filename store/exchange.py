@@ -36,7 +36,8 @@ NOT_IMPORTED = "not_imported"
 """Reason of a ticket or attempt that the export did not hold."""
 ENDED_WELL = frozenset({GroupFate.CLOSED, GroupFate.PLANNED, GroupFate.TRAINED, GroupFate.DROPPED})
 """Fates of groups that are exported: complete ones, whatever became of them."""
-BATCH_BYTES = 8 << 20
+MAX_GAP = 1 << 20
+"""Tickets or attempts that may be missing between two groups: each costs two journal records."""
 
 
 class Passport(msgspec.Struct, frozen=True, kw_only=True):
@@ -105,6 +106,8 @@ def _fillers(expected: tuple[int, int], here: tuple[int, int]) -> Iterator[Journ
     """Yield what accounts for the tickets and attempts between two groups."""
     if here < expected:
         raise StoreError(f"group {make_uid(*here)} is out of order or given twice")
+    if max(here[0] - expected[0], here[1]) > MAX_GAP:
+        raise StoreError(f"group {make_uid(*here)} stands more than {MAX_GAP} after the one before it")
     for ticket in range(expected[0], here[0]):
         yield _opened(ticket, 0)
         yield GroupAborted(uid=make_uid(ticket, 0), reason=NOT_IMPORTED, final=True)

@@ -6,7 +6,6 @@ whoever finds it. Valid on one machine in one PID namespace.
 """
 
 import fcntl
-import itertools
 import os
 import re
 import weakref
@@ -64,12 +63,14 @@ class Locks:
         path = self._path(name)
         self._folder.mkdir(mode=0o700, exist_ok=True)
         kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
-        for attempt in itertools.count():
+        refusals = 0
+        while True:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             if not _try(descriptor, kind):
                 holder = os.pread(descriptor, 64, 0).decode("ascii", "replace").strip() or "unknown"
                 os.close(descriptor)
-                if attempt < PROBES:
+                if refusals < PROBES:
+                    refusals += 1
                     sleep(PROBE_SECONDS)
                     continue
                 raise LogBusy(self._refusal(name, holder, shared=shared))

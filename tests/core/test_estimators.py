@@ -15,6 +15,7 @@ from core.advantage import (
     ESTIMATORS,
     EstimatorOptions,
     LeafTable,
+    check_estimator,
     check_rewards,
     estimate,
     leaf_table,
@@ -400,6 +401,14 @@ def test_unknown_estimators(name: str, message: str) -> None:
     """The nearest name is offered; user code must have been loaded by the caller."""
     with pytest.raises(EstimatorError, match=message):
         estimate(name, of_bush((1.0, 0.0, 0.5, -0.5)))
+
+
+def test_a_name_is_checked_before_anything_is_computed() -> None:
+    """Ours and user code pass; anything else is refused with the nearest name, as when it is used."""
+    for name in (*ESTIMATORS, "mine:best"):
+        check_estimator(name)
+    with pytest.raises(EstimatorError, match="unknown estimator 'tre', did you mean 'tree'"):
+        check_estimator("tre")
 
 
 @pytest.mark.parametrize("name", ["group_mean", "grpo"])

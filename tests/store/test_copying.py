@@ -7,6 +7,7 @@ import pytest
 
 from core.errors import LogBusy, LogDamaged, LogFull, StoreError
 from core.events import GroupAborted
+from store import codec, copying, keys
 from store.copying import backup, compact
 from store.environment import Environment
 from store.keys import Table
@@ -16,6 +17,7 @@ from store.rebuilding import rebuild
 from store.snapshot import Change
 from store.verify import verify
 from tests.store.children import LogChild
+from tests.store.faults import change
 from tests.store.making import OPEN_ADMISSION, chain, claim, closed, fill, open_run, trained
 
 
@@ -142,3 +144,37 @@ def test_a_log_without_its_views_is_not_written(tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / "log")
     with pytest.raises(StoreError, match="no log"):
         rebuild(tmp_path)
+
+
+def test_a_compaction_in_many_transactions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However little one of them writes, the copy holds the same entries; records that nobody knows are kept."""
+    monkeypatch.setattr(copying, "COPY_BYTES", 500)
+    with open_run(tmp_path) as log:
+        closed(log, 5)
+        fill(log, claim(log))
+        head = log.journal.head()
+    key = keys.group_key(keys.group_prefix("000777.0"), 1, 0)
+    change(tmp_path / "log" / "data.mdb", Table.GROUPS, {key: codec.pack(Table.GROUPS, key, b"\x80")})
+    before = everything(tmp_path)
+    compact(tmp_path)
+    assert everything(tmp_path) == before
+    assert [finding.key for finding in verify(tmp_path, head)] == ["000777.0"]
+
+
+def test_a_compaction_counts_what_it_copied(tmp_path: Path) -> None:
+    """A table that says it has more entries than can be read is not replaced by what can be read."""
+    with open_run(tmp_path) as log:
+        fill(log, claim(log))
+    data = tmp_path / "log" / "data.mdb"
+    content = bytearray(data.read_bytes())
+    at = content.find(b"groups")
+    while at >= 0:
+        content[at + 6 + 32] ^= 64  # its number of entries
+        at = content.find(b"groups", at + 1)
+    data.write_bytes(content)
+    with pytest.raises(
+        LogDamaged, match=r"has 77 entries, 13 could be copied: run `verify`; the log is as it was"
+    ):
+        compact(tmp_path)
+    with open_log(tmp_path) as log:
+        assert len(log.groups.fetch("000000.0").records) == 13

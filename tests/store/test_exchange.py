@@ -1,18 +1,29 @@
 """Export and import: bundles keep every byte, rows keep what datums are made of."""
 
+import hashlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from core.batch import BatchSettings, build_step
-from core.errors import DataError, StoreError
+from core.errors import DataError, FoldError, LogDamaged, RolltapeError, StoreError
 from core.events import GroupDropped, GroupEvent
 from core.tree import Group, fold_group
-from store.bundlefile import export_bundles, import_bundles
+from store.bundlefile import (
+    MAGIC,
+    EndFrame,
+    GroupFrame,
+    RunFrame,
+    check_file,
+    export_bundles,
+    import_bundles,
+    read_frames,
+)
 from store.exchange import Arrival, Passport, enter_groups
 from store.jsonl import export_jsonl, import_jsonl
 from store.log import Log, open_log
@@ -220,3 +231,79 @@ def test_an_export_needs_a_run(tmp_path: Path) -> None:
         log.open_run(run_event())
         assert export_bundles(log, tmp_path / "out") == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "run"]
+
+
+def frames_of(path: Path) -> list[RunFrame | GroupFrame | EndFrame]:
+    """Return the frames of an export."""
+    return list(read_frames(path))
+
+
+def write_frames(path: Path, frames: Sequence[object], *, end: bool = True) -> None:
+    """Write frames as an export does, with a right end unless told otherwise."""
+    digest = hashlib.sha256()
+    with path.open("wb") as file:
+        file.write(MAGIC)
+        for frame in frames:
+            body = frame if isinstance(frame, bytes) else msgspec.msgpack.encode(frame)
+            framed = len(body).to_bytes(4, "little") + body
+            digest.update(framed)
+            file.write(framed)
+        if end:
+            groups = sum(isinstance(frame, GroupFrame) for frame in frames)
+            body = msgspec.msgpack.encode(EndFrame(groups, digest.digest()))
+            file.write(len(body).to_bytes(4, "little") + body)
+
+
+def test_every_way_in_which_a_bundle_file_is_wrong_is_named(source: Log, tmp_path: Path) -> None:
+    """Its frames may be whole and yet no export; nothing is entered then, and no other error is raised."""
+    good, bad = tmp_path / "good", tmp_path / "bad"
+    export_bundles(source, good)
+    run, *groups, end = frames_of(good)
+    group = groups[0]
+    assert isinstance(group, GroupFrame)
+    other = msgspec.structs.replace(group, digest="0" * 64)
+    flat = msgspec.structs.replace(group, bundle=b"RTB1", records=())
+    wrong: list[tuple[Sequence[object], bool, type[RolltapeError], str]] = [
+        ([group, run], True, DataError, "does not start with a run"),
+        ([run, *groups], False, DataError, f"cut short after {len(groups)} groups"),
+        ([run, *groups[:-1], end], False, DataError, "its SHA-256 is not what its end says"),
+        ([], False, DataError, "cut short after 0 groups"),
+        ([], True, DataError, "does not start with a run"),
+        ([run, b"\x81\xa1a" + b"\x91" * 100_000], True, DataError, "is damaged before byte"),
+        ([run, b"\xc1"], True, DataError, "is damaged before byte"),
+        ([run, other], True, StoreError, "arrived with digest"),
+        ([run, flat], True, LogDamaged, "not a bundle"),
+        ([run, group, group], True, StoreError, "given twice"),
+        ([run, in_place_of(group, "777777777777.0")], True, StoreError, "after the one before it"),
+        ([run, in_place_of(group, "000000.1048577")], True, StoreError, "after the one before it"),
+        ([run, in_place_of(group, "zero")], True, FoldError, "not a uid"),
+    ]
+    for number, (frames, ended, error, says) in enumerate(wrong):
+        write_frames(bad, frames, end=ended)
+        with (
+            open_log(tmp_path / str(number), create=True, role="rollout", map_size=MAP_SIZE) as log,
+            pytest.raises(error, match=says),
+        ):
+            import_bundles(log, bad)
+    bad.write_bytes(MAGIC + b"\xff\xff\xff\xff" + bytes(100))
+    with pytest.raises(DataError, match="cut short at byte"):
+        check_file(bad)
+
+
+def in_place_of(group: GroupFrame, uid: str) -> GroupFrame:
+    """Return the frame of a group under another uid."""
+    return msgspec.structs.replace(group, passport=msgspec.structs.replace(group.passport, uid=uid))
+
+
+def test_rows_in_rows_without_end_are_a_bad_line(source: Log, tmp_path: Path) -> None:
+    """However deep a line's lists go, the error names the line; a run like that is named too."""
+    path = tmp_path / "out.jsonl"
+    export_jsonl(source, path)
+    deep = b'{"uid": ' + b"[" * 100_000
+    path.write_bytes(deep)
+    with open_log(tmp_path / "target", create=True, role="rollout", map_size=MAP_SIZE) as log:
+        with pytest.raises(DataError, match="line 1: not a trajectory row"):
+            import_jsonl(log, path)
+        (tmp_path / "out.jsonl.run.json").write_bytes(b'{"type": "run", "other": ' + b"[" * 100_000)
+        with pytest.raises(DataError, match="cannot read the run"):
+            import_jsonl(log, path)

@@ -14,6 +14,7 @@ import pytest
 from core.errors import LogBusy, LogDamaged, LogFull, StoreError
 from core.events import GoalSet
 from store import creating, disk
+from store import locks as locks_module
 from store.copying import backup, compact
 from store.keys import Table, after, group_prefix
 from store.locks import OPENED, Locks
@@ -197,8 +198,37 @@ def test_locks_that_are_not_held_or_ours(tmp_path: Path) -> None:
     assert list((tmp_path / "locks").iterdir()) == []
 
 
-def test_a_lock_whose_file_is_deleted_meanwhile_is_taken_anew(tmp_path: Path) -> None:
+def deleting_first(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the next attempt at a lock find that its file was deleted after it was opened: a race, brought about."""
+    real = locks_module._try
+
+    def attempt(descriptor: int, kind: int) -> bool:
+        monkeypatch.setattr(locks_module, "_try", real)
+        path.unlink()
+        return real(descriptor, kind)
+
+    monkeypatch.setattr(locks_module, "_try", attempt)
+
+
+def test_a_lock_whose_file_is_deleted_meanwhile_is_taken_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Whoever finds a dead worker deletes its file; a lock on a deleted file is worth nothing."""
+    folder = tmp_path / "locks"
+    locks, asking = Locks(folder), Locks(folder)
+    deleting_first(folder / "worker-1", monkeypatch)
+    locks.take("worker-1")
+    assert (folder / "worker-1").read_text() == f"{os.getpid()}\n"
+    assert not asking.is_dead("worker-1")
+    locks.release("worker-1")
+    deleting_first(folder / "worker-1", monkeypatch)
+    assert asking.is_dead("worker-1")
+    locks.take("worker-1")
+    assert not asking.is_dead("worker-1")
+
+
+def test_dead_workers_are_cleared_away_while_others_come(tmp_path: Path) -> None:
+    """A lock that was taken holds, whoever else deletes the files of dead workers at the same time."""
     folder = tmp_path / "locks"
     locks, asking = Locks(folder), Locks(folder)
     with Child(clear_for_ever, folder) as child:
@@ -301,6 +331,22 @@ def test_a_table_whose_record_is_damaged(tmp_path: Path) -> None:
             log.groups.append_sync(claim(log), [StreamWrite(1, None, chain(1))])
         assert log.state().next_ticket == 1
     assert any("damaged" in each.message for each in verify(tmp_path))
+
+
+def test_a_file_whose_tables_cannot_be_found_is_damaged(tmp_path: Path) -> None:
+    """The header leads to a page that is none: one clear error, before anything is done."""
+    open_run(tmp_path).close()
+    data = tmp_path / "log" / "data.mdb"
+    content = bytearray(data.read_bytes())
+    root = disk._PAGE.size + disk._META.size + disk._TREE.size + 40
+    for start in (0, disk.read_meta(data).page_size):
+        content[start + root : start + root + 8] = (1 << 40).to_bytes(8, "little")
+    data.write_bytes(content)
+    for readonly in (True, False):
+        with pytest.raises(LogDamaged, match="run `verify`"):
+            open_log(tmp_path, role="rollout", readonly=readonly)
+    assert [each.kind for each in verify(tmp_path)] == ["file"]
+    assert data.read_bytes() == bytes(content)
 
 
 def test_an_older_schema_with_the_same_views_is_read_and_brought_up(tmp_path: Path) -> None:
