@@ -1,6 +1,6 @@
 """Owns one training run at the service: gradients, optimizer steps and saved weights, in order."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
@@ -18,7 +18,7 @@ T = TypeVar("T")
 class Call(Protocol):
     """Runs one SDK call, named for its error messages, with the session's watch."""
 
-    def __call__(self, what: str, work: Any, *, uri: str = "") -> Any:
+    def __call__(self, what: str, work: Callable[[], T], *, uri: str = "") -> T:
         """Return what `work` returns; raises one of our errors."""
 
 

@@ -3,7 +3,6 @@
 import itertools
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pyarrow as pa
@@ -101,14 +100,14 @@ def import_parquet(log: Log, path: Path) -> int:
         raise DataError(f"{str(path)!r} is not a Parquet export of this format: {exc}") from exc
 
 
-def _batches(log: Log) -> Iterator[list[dict[str, Any]]]:
+def _batches(log: Log) -> Iterator[list[dict[str, object]]]:
     rows = (_to_plain(row) for row in trajectory_rows(log))
     while batch := list(itertools.islice(rows, ROWS_PER_GROUP)):
         yield batch
 
 
-def _to_plain(row: TrajectoryRow) -> dict[str, Any]:
-    plain: dict[str, Any] = msgspec.to_builtins(row)
+def _to_plain(row: TrajectoryRow) -> dict[str, object]:
+    plain: dict[str, object] = msgspec.to_builtins(row)
     for name in NESTED:
         plain[name] = msgspec.json.encode(plain[name]).decode()
     return plain

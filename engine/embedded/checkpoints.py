@@ -16,7 +16,7 @@ import time
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Literal, TypeVar
 
 import msgspec
 import numpy as np
@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from engine.embedded.wire import Refused, Save
 
 Kind = Literal["weights", "state"]
-Arrays = Mapping[str, NDArray[Any]]
+Arrays = Mapping[str, NDArray[np.generic]]
 S = TypeVar("S")
 
 NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9_-])?")
@@ -217,7 +217,7 @@ class CheckpointStore:
         ]
         return sorted(live, key=lambda record: (-record.created_at, record.uri))
 
-    def load(self, record: CheckpointRecord) -> dict[str, NDArray[Any]]:
+    def load(self, record: CheckpointRecord) -> dict[str, NDArray[np.generic]]:
         """Return a checkpoint's arrays; raises Refused when the file is gone or damaged."""
         path = self._path(record, ".npz")
         try:

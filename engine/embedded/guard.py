@@ -8,20 +8,13 @@ bounded in size and time, before any handler runs.
 
 import hmac
 import logging
-from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any
 
 import anyio
 from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from engine.embedded.state import Limits, refusal
 from engine.embedded.wire import Refused
-
-Scope = MutableMapping[str, Any]
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 logger = logging.getLogger("rolltape.engine")
 
@@ -32,7 +25,7 @@ HOSTS = frozenset({"127.0.0.1", "localhost"})
 class Guard:
     """ASGI middleware: loopback, Host, token, number of requests, body size and time."""
 
-    def __init__(self, app: App, token: str, limits: Limits) -> None:
+    def __init__(self, app: ASGIApp, token: str, limits: Limits) -> None:
         self._app = app
         self._token = token.encode()
         self._limits = limits

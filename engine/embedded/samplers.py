@@ -3,7 +3,6 @@
 import secrets
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -70,7 +69,7 @@ def sample_request(sample: wire.Sample) -> SampleRequest:
     )
 
 
-def sample_answer(sample: wire.Sample, sampling_run: str, result: SampleResult) -> dict[str, Any]:
+def sample_answer(sample: wire.Sample, sampling_run: str, result: SampleResult) -> dict[str, object]:
     """Return the JSON answer of one sampling request."""
     sequences = [
         {

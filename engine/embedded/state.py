@@ -1,7 +1,7 @@
 """Owns the parts that every handler of the engine shares, and how an answer is written."""
 
 from datetime import UTC, datetime
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 from starlette.requests import Request
@@ -74,4 +74,4 @@ def iso(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).isoformat()
 
 
-JsonObject = dict[str, Any]
+JsonObject = dict[str, object]

@@ -5,9 +5,9 @@ it was: the gradient, the weights and the payload digest are those of the events
 """
 
 import math
-from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from engine.embedded import wire
 from engine.embedded.calls import (
@@ -24,7 +24,7 @@ from engine.embedded.compute import BaseModel, TrainableModel
 from engine.embedded.digests import Call, as_metrics, datum_digest, payload_digest
 from engine.embedded.wire import Refused
 
-Result = dict[str, Any]
+Result = dict[str, object]
 INT32 = np.iinfo(np.int32)
 
 
@@ -140,7 +140,7 @@ class Trainer:
         return {"checkpoint": checkpoint}
 
 
-def _ids(values: list[int], name: str) -> np.ndarray[Any, np.dtype[np.int32]]:
+def _ids(values: list[int], name: str) -> NDArray[np.int32]:
     if min(values) < INT32.min or max(values) > INT32.max:
         raise InputError(f"{name} holds ids that do not fit 32 bits")
     return np.asarray(values, dtype=np.int32)

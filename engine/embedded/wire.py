@@ -5,7 +5,7 @@ Unknown fields are ignored (a later SDK may send more); missing or mistyped ones
 """
 
 from collections.abc import Callable
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct
@@ -213,7 +213,7 @@ class NewSession(Struct):
     """Body of POST service-sessions."""
 
     sdk_version: Text
-    user_metadata: dict[str, Any] | None = None
+    user_metadata: dict[str, object] | None = None
 
 
 class NewTrainingRun(Struct):
