@@ -52,6 +52,11 @@ class LogBusy(StoreError):
 class EngineError(RolltapeError):
     """Raised when the training or sampling service fails."""
 
+    def __init__(self, said: str, advice: str = "") -> None:
+        super().__init__(f"{said} {advice}".rstrip())
+        self.said = said
+        """What failed, without the advice to whoever sees the command end with it."""
+
 
 class EngineDied(EngineError):
     """Raised within 2 s when the embedded engine's process ends under its clients."""

@@ -4,7 +4,6 @@ Both kinds go through the same unmodified SDK. Every SDK error leaves here as on
 """
 
 import contextlib
-import gc
 import hashlib
 import importlib.metadata
 import os
@@ -23,7 +22,7 @@ from pytrio.types import SamplingParams
 
 from core.config import EngineSettings
 from core.errors import EngineError, WeightsGone
-from engine.connection import Connection, open_embedded, open_hosted
+from engine.connection import Connection, end_session, open_embedded, open_hosted
 from engine.datums import PreparedBatch, prepare
 from engine.faults import translated
 from engine.saved import Checkpoint, list_checkpoints
@@ -104,9 +103,9 @@ class Session:
         for trainer in list(self._trainers):
             trainer.release()
         self._samplers.clear()
-        self._service = None
-        # The SDK ends its session when its last client is collected, and has no call for it.
-        gc.collect()
+        service, self._service = self._service, None
+        if service is not None:
+            end_session(service)
         self._watch.close()
         if self._users is not None:
             os.close(self._users)

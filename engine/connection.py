@@ -32,6 +32,9 @@ CLOSING_PATIENCE = 1.0
 """Seconds for which the SDK retries a control call, and so for which it holds up the end of a
 process whose engine is gone."""
 
+LONGEST_CLOSING = 4.0
+"""Seconds for which closing may wait for the service."""
+
 LOOPBACK_HOSTS = ("127.0.0.1", "localhost")
 _configuring = threading.Lock()
 
@@ -121,6 +124,17 @@ def open_hosted(settings: EngineSettings, run_dir: Path) -> Connection:
         )
         service = _open_service(watch)
     return Connection(service, watch, settings.base_model, settings.base_model, "", None)
+
+
+def end_session(service: pytrio.ServiceClient) -> None:
+    """End the SDK's session at the service, in a few seconds at most: nobody must wait for a lost network."""
+    # The SDK has no call for this. It ends a session when the last client is collected, or else when the
+    # interpreter exits, and then asks again for as long as for any other request.
+    runtime = service._runtime  # noqa: SLF001
+    runtime.configuration.control_retry_timeout_seconds = CLOSING_PATIENCE
+    closing = threading.Thread(target=runtime.shutdown, name="engine-close", daemon=True)
+    closing.start()
+    closing.join(LONGEST_CLOSING)
 
 
 def _open_service(watch: Watch) -> pytrio.ServiceClient:

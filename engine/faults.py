@@ -37,7 +37,7 @@ GONE_CODES = frozenset(
 )
 GONE_STATUS = frozenset({404, 410})
 PAYMENT_CODES = frozenset({"billing_insufficient_balance"})
-PAYMENT_ADVICE = "the balance is used up: add credit, then start again; nothing is lost"
+PAYMENT_ADVICE = "the balance is used up: add credit, then start again; nothing is lost."
 PAYMENT_REQUIRED = 402
 UNAUTHORIZED = 401
 BUSY_STATUS = frozenset({408, 429, 500, 502, 503, 504})
@@ -57,14 +57,14 @@ def translate(exc: Exception, what: str, *, uri: str = "") -> EngineError:
     for applies, error, advice in (
         (code in KEY_CODES or status == UNAUTHORIZED, CredentialsMissing, LOGIN_ADVICE),
         (code in GONE_CODES or gone, WeightsGone, f"{uri!r} is gone: publish or restore another"),
-        (code in BROKEN_CODES, TrainerBroken, "restore from the newest checkpoint"),
+        (code in BROKEN_CODES, TrainerBroken, "start again: the newest checkpoint is restored."),
         (code in PAYMENT_CODES or status == PAYMENT_REQUIRED, ServiceRefused, PAYMENT_ADVICE),
-        (code in BUSY_CODES or status in BUSY_STATUS, ServiceBusy, "start again later"),
+        (code in BUSY_CODES or status in BUSY_STATUS, ServiceBusy, "start again later; nothing is lost."),
         (refused, ServiceRefused, exc.hint),
     ):
         if applies:
-            return error(f"{said} {advice}" if advice else said)
-    return EngineError(f"{said} {exc.hint}".rstrip())
+            return error(said, advice[:1].upper() + advice[1:])
+    return EngineError(said, exc.hint)
 
 
 @contextlib.contextmanager

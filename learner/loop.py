@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from core.budget import exceeded
 from core.config import Config
-from core.errors import RolltapeError, ServiceBusy, StoreError, TrainerBroken
+from core.errors import EngineError, RolltapeError, ServiceBusy, StoreError, TrainerBroken
 from core.events import GoalSet, JournalEvent, PolicyPublished, StepCommitted, StepPlanned
 from engine.client import Session
 from engine.trainer import Trainer
@@ -23,16 +23,12 @@ from learner.recovery import first_trainer, rebuild_planned, recover
 from learner.schedule import learning_rate
 from learner.selection import RUN_ENDED, SUPERSEDED
 from learner.step import Prepared, Sent, prepare_batch, send
+from learner.waiting import Waiting
 from learner.warnings import fault_warning, gap_warning
 from learner.weights import collect, lifetime, save_checkpoint, version_name
 from learner.work import Hooks, Policy, Work, check_distribution
 from store.log import Log
 from store.ports import RunState
-
-MAX_FAULTS = 6
-"""Recoveries in a row without a committed step, before the fault is handed to the user."""
-FIRST_PAUSE, LONGEST_PAUSE = 2.0, 60.0
-"""Seconds between them, doubling."""
 
 
 class Options(NamedTuple):
@@ -76,7 +72,7 @@ def run_learner(
     try:
         return learner.run()
     except KeyboardInterrupt:
-        learner.save_if_at_rest()
+        learner.save_before_leaving()
         raise
     finally:
         learner.close()
@@ -93,6 +89,7 @@ class Learner:
         self._gatherer = Gatherer(work, self._history, any_age=options.any_age)
         self._user = user_estimator(work.config.learner.estimator, work.hooks.load_code)
         self._ahead = Ahead(work.log.groups)
+        self._waiting = Waiting(work.hooks.notify, work.config.engine.request_timeout)
         self._trainer: Trainer | None = None
         self._at_rest = False
         """The trainer holds exactly the committed steps, and no gradient."""
@@ -108,23 +105,19 @@ class Learner:
 
     def run(self) -> Ending:
         """Train step after step; see run_learner."""
-        faults, pause = 0, FIRST_PAUSE
         while True:
             before = self._work.log.state().committed_steps
             try:
                 ending = self._advance()
             except (TrainerBroken, ServiceBusy) as exc:
-                faults = 1 if self._work.log.state().committed_steps > before else faults + 1
                 self._trainer, self._at_rest = None, False
-                if faults >= MAX_FAULTS:
-                    raise
-                self._work.hooks.notify(f"{exc} Trying again in {pause:.0f} s, from the last checkpoint.")
-                time.sleep(pause)
-                pause = min(2 * pause, LONGEST_PAUSE)
+                if self._work.log.state().committed_steps > before:
+                    self._waiting.renew()
+                self._waiting.wait_after(exc)
                 continue
             if ending is not None:
                 return ending
-            faults, pause = 0, FIRST_PAUSE
+            self._waiting.renew()
 
     def _advance(self) -> Ending | None:
         """Do the next thing that the log asks for; the ending when there is none left."""
@@ -138,10 +131,11 @@ class Learner:
             self._trainer = self._open_trainer()
         if state.planned_step is not None:
             planned = work.log.plan(state.planned_step)
-            self._train(planned, rebuild_planned(work, planned), {})
+            with self._waiting.told_when_slow(f"step {planned.step}"):
+                self._train(planned, rebuild_planned(work, planned), {})
             return None
         if reason := exceeded(self._history.spent, work.config.budget):
-            self.save_if_at_rest()
+            self._save(only_unsaved=True)
             return Ending(state.committed_steps, reason)
         started = time.perf_counter()
         taken = self._gatherer.poll(state.committed_steps)
@@ -153,13 +147,14 @@ class Learner:
 
     def _open_trainer(self) -> Trainer:
         checkpoints = self._history.checkpoints
-        if checkpoints:
-            trainer = recover(self._work, checkpoints)
-        else:
-            trainer = first_trainer(self._work, self._resume_from)
-            if self._resume_from:
-                version = self._work.log.state().policy_version
-                self._gatherer.clear(SUPERSEDED, final=False, below=version)
+        with self._waiting.told_when_slow("opening the trainer"):
+            if checkpoints:
+                trainer = recover(self._work, checkpoints)
+            else:
+                trainer = first_trainer(self._work, self._resume_from)
+        if self._resume_from and not checkpoints:
+            version = self._work.log.state().policy_version
+            self._gatherer.clear(SUPERSEDED, final=False, below=version)
         self._at_rest = True
         return trainer
 
@@ -176,7 +171,8 @@ class Learner:
         count = work.config.learner.groups_per_step
         if step + 1 < self._max_steps:
             self._ahead.start(work.log.next_step_groups(count), self._recipe(step + 1), count)
-        self._train(planned, rebuilt, seconds, prepared)
+        with self._waiting.told_when_slow(f"step {step}"):
+            self._train(planned, rebuilt, seconds, prepared)
 
     def _recipe(self, step: int) -> Recipe:
         learner = self._work.config.learner
@@ -266,7 +262,9 @@ class Learner:
             if warning:
                 self._work.hooks.notify(warning)
 
-    def _save(self) -> None:
+    def _save(self, *, only_unsaved: bool = False) -> None:
+        if only_unsaved and not self._unsaved():
+            return
         assert self._trainer is not None
         self._history.catch_up(self._work.log.journal)
         self._at_rest = False
@@ -275,12 +273,22 @@ class Learner:
         kept = [checkpoint.weights_uri for checkpoint in [*self._history.checkpoints, saved]]
         collect(self._work, self._work.session, kept)
 
-    def save_if_at_rest(self) -> None:
-        """Save a checkpoint unless the newest one holds every committed step, or the trainer is at work."""
+    def _unsaved(self) -> bool:
+        """Tell whether the trainer is at rest and holds steps that no checkpoint holds."""
         self._history.catch_up(self._work.log.journal)
         newest = self._history.checkpoints[-1].step if self._history.checkpoints else None
-        if self._at_rest and self._trainer is not None and newest != self._work.log.state().committed_steps:
+        at_rest = self._at_rest and self._trainer is not None
+        return at_rest and newest != self._work.log.state().committed_steps
+
+    def save_before_leaving(self) -> None:
+        """Save a checkpoint if there is something to save; a service that cannot is no reason to stay."""
+        if not self._unsaved():
+            return
+        self._work.hooks.notify("saving a checkpoint; Ctrl-C once more ends without it")
+        try:
             self._save()
+        except EngineError as exc:
+            self._work.hooks.notify(f"no checkpoint was saved, the next start sends the steps again: {exc}")
 
     def close(self) -> None:
         """End what runs beside the loop."""
@@ -288,5 +296,5 @@ class Learner:
 
     def _finish(self) -> Ending:
         self._gatherer.clear(RUN_ENDED, final=True)
-        self.save_if_at_rest()
+        self._save(only_unsaved=True)
         return Ending(self._work.log.state().committed_steps, "goal")

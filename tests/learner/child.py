@@ -36,7 +36,7 @@ class Stop:
 
 
 def main() -> int:
-    """Run the learner; returns 3 on one of our errors."""
+    """Run the learner; returns 3 on one of our errors, 130 on Ctrl-C."""
     run_dir, config_text, steps, point, passes = sys.argv[1:]
     config = msgspec.json.decode(config_text, type=Config)
     hooks = Hooks(probe=Stop(point, int(passes)), notify=lambda text: print(text, flush=True))
@@ -49,6 +49,9 @@ def main() -> int:
     except RolltapeError as exc:
         print(f"ERROR {type(exc).__name__}: {exc}", flush=True)
         return 3
+    except KeyboardInterrupt:
+        print("INTERRUPTED", flush=True)
+        return 130
     print("DONE", flush=True)
     return 0
 

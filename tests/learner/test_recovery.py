@@ -1,10 +1,5 @@
 """SIGKILL at every point of a step, restart: the same history, the same batches, byte-identical weights."""
 
-import os
-import signal
-import subprocess
-import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,10 +16,8 @@ from engine.client import connect
 from learner.fingerprints import code_fingerprints
 from learner.replay import Auditor, committed_steps, replay_steps
 from store.log import Log, open_log
+from tests.learner.process import Learner
 from tests.learner.support import CHAINS, TREES, Worker, final_weights, make_config, open_event, working
-
-PROJECT = Path(__file__).resolve().parents[2]
-DEADLINE = 60.0
 
 FIRST_STEP = [
     "created",
@@ -48,55 +41,6 @@ SHORT = [
     "state_saved",
 ]
 """Enough to meet every kind of state; each start of a process costs two seconds."""
-
-
-class Learner:
-    """One learner process."""
-
-    def __init__(self, run_dir: Path, config: Config, steps: int, point: str = "", passes: int = 0) -> None:
-        text = msgspec.json.encode(config).decode()
-        command = [
-            sys.executable,
-            "-m",
-            "tests.learner.child",
-            str(run_dir),
-            text,
-            str(steps),
-            point,
-            str(passes),
-        ]
-        environment = os.environ | {"OPENBLAS_NUM_THREADS": "1"}
-        self.process = subprocess.Popen(
-            command, cwd=PROJECT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
-        self.lines: list[str] = []
-
-    def read_until(self, prefix: str) -> str:
-        """Return the first line that starts so; fails when the process ends or hangs before."""
-        assert self.process.stdout is not None
-        guard = threading.Timer(DEADLINE, self.process.kill)
-        guard.start()
-        try:
-            for line in self.process.stdout:
-                self.lines.append(line.rstrip())
-                if line.startswith(prefix):
-                    return line.rstrip()
-        finally:
-            guard.cancel()
-        _, errors = self.process.communicate()
-        pytest.fail(f"the learner never said {prefix!r}: {self.lines} {errors[-2000:]}")
-
-    def kill_at(self, point: str) -> None:
-        """SIGKILL it where it waits."""
-        self.read_until(f"AT {point}")
-        self.process.send_signal(signal.SIGKILL)
-        self.process.communicate()
-
-    def finish(self) -> None:
-        """Wait for it to reach the goal."""
-        self.read_until("DONE")
-        self.process.communicate()
-        assert self.process.returncode == 0
 
 
 def settings() -> Config:
