@@ -280,26 +280,33 @@ def _allow_code_option(function: F) -> F:
 @click.option("--json", "as_json", is_flag=True, help="Progress as JSON lines.")
 def rollout(given: Given, allow_code: tuple[str, ...], quiet: bool, as_json: bool) -> None:
     """Sample trajectories until the goal is reached."""
+    from engine.outlive import outlive
     from rollout.display import progress_display
     from rollout.environment import check_questions, questions
     from rollout.run import Options, run_rollouts
+    from rollout.workers import Ending
 
-    with (
-        _workplace(given, "rollout", allow_code=allow_code) as place,
-        _session(place) as session,
-        progress_display(quiet=quiet, as_json=as_json) as voice,
-    ):
-        check_questions(place.config, place.run_dir, place.opened.fingerprints.get("questions", ""))
-        ending = _run_async(
-            run_rollouts,
-            place.log,
-            place.config,
-            questions(place.config, place.run_dir, "train"),
-            _environment(place, session, allow_code),
-            voice,
-            Options(allow_code=allow_code),
-        )
-    _echo(f"rollout: ended: {ending}")
+    def work() -> str:
+        with contextlib.ExitStack() as stack:
+            place = stack.enter_context(_workplace(given, "rollout", allow_code=allow_code))
+            state = place.log.state()
+            if state.max_steps is not None and state.committed_steps >= state.max_steps:
+                return Ending.GOAL
+            session = stack.enter_context(_session(place))
+            voice = stack.enter_context(progress_display(quiet=quiet, as_json=as_json))
+            check_questions(place.config, place.run_dir, place.opened.fingerprints.get("questions", ""))
+            ending: str = _run_async(
+                run_rollouts,
+                place.log,
+                place.config,
+                questions(place.config, place.run_dir, "train"),
+                _environment(place, session, allow_code),
+                voice,
+                Options(allow_code=allow_code, check=session.check),
+            )
+            return ending
+
+    _echo(f"rollout: ended: {outlive(work, _echo)}")
 
 
 def _run_async(function: Callable[..., Any], *arguments: Any) -> Any:
@@ -332,10 +339,7 @@ def learn(
     One optimizer step per logical batch; killed at any moment, the same command goes on from the log.
     """
     from core.errors import ConfigError
-    from learner.loop import Options, run_learner
-    from learner.telling import tell_step
-    from learner.tracking import Tracking
-    from learner.work import Hooks
+    from engine.outlive import outlive
 
     if dry_run:
         if source is not None:
@@ -346,26 +350,60 @@ def learn(
         given = _given_as(source, given, estimator)
     elif steps or estimator:
         raise ConfigError("--steps and --estimator belong to --from RUN; use --set learner.estimator=NAME")
-    with _workplace(given, "learner", wait=True, allow_code=allow_code) as place:
-        copied = _copy_groups(source, steps, place) if source is not None else None
-        goal = max_steps if max_steps is not None else place.log.state().max_steps or copied
+    wish = _Wish(given, allow_code, max_steps, resume_from, source, steps)
+    _echo(outlive(lambda: _learn(wish, yes=yes, quiet=quiet, as_json=as_json), _echo))
+
+
+class _Wish(NamedTuple):
+    """What one `learn` is asked to do."""
+
+    given: Given
+    allow_code: Sequence[str]
+    max_steps: int | None
+    resume_from: str
+    source: Path | None
+    steps: str
+
+
+def _learn(wish: _Wish, *, yes: bool, quiet: bool, as_json: bool) -> str:
+    """Train up to the goal, from wherever the log says the run is; return what to say at the end."""
+    import time
+
+    from core.errors import ConfigError
+    from learner.goal import is_settled, record_goal
+    from learner.loop import Options, run_learner
+    from learner.telling import StepTable
+    from learner.tracking import Tracking
+    from learner.work import Hooks
+
+    allow_code, source = wish.allow_code, wish.source
+    with _workplace(wish.given, "learner", wait=True, allow_code=allow_code) as place:
+        copied = _copy_groups(source, wish.steps, place) if source is not None else None
+        state = place.log.state()
+        goal = wish.max_steps if wish.max_steps is not None else state.max_steps or copied
         if goal is None:
             raise ConfigError(HOW_FAR)
-        if resume_from and place.log.state().checkpoint_index is not None:
+        if wish.resume_from and state.checkpoint_index is not None:
             _echo("--resume-from only begins a run; this one goes on from its own checkpoint")
-        with Tracking(place.log, place.config, place.opened, _echo), _session(place) as session:
-            hooks = Hooks(
-                notify=_echo,
-                committed=lambda _planned, committed: tell_step(
-                    committed, goal, quiet=quiet, as_json=as_json
-                ),
-                evaluate=_evaluator(place, session, allow_code),
-                confirm=lambda question: yes or (sys.stdin.isatty() and click.confirm(question)),
-                load_code=_code_loader(allow_code),
-            )
-            options = Options(resume_from=resume_from, any_age=source is not None)
-            ending = run_learner(place.log, session, place.config, goal, hooks, options)
-    _echo(f"learn: {ending.committed_steps} steps are committed; stopped: {ending.reason}")
+        with Tracking(place.log, place.config, place.opened, _echo):
+            if is_settled(place.log, place.config, goal):
+                record_goal(place.log, goal, time.time())
+                return (
+                    f"learn: {state.committed_steps} steps are committed, the goal is {goal}: nothing is "
+                    "left to do; a larger --max-steps goes on"
+                )
+            with _session(place) as session:
+                told = StepTable(goal, quiet=quiet, as_json=as_json)
+                hooks = Hooks(
+                    notify=_echo,
+                    committed=lambda _planned, committed: told.tell(committed),
+                    evaluate=_evaluator(place, session, allow_code),
+                    confirm=lambda question: yes or (sys.stdin.isatty() and click.confirm(question)),
+                    load_code=_code_loader(allow_code),
+                )
+                options = Options(resume_from=wish.resume_from, any_age=source is not None)
+                ending = run_learner(place.log, session, place.config, goal, hooks, options)
+    return f"learn: {ending.committed_steps} steps are committed; stopped: {ending.reason}"
 
 
 def _tell_estimate(

@@ -62,6 +62,10 @@ class EngineDied(EngineError):
     """Raised within 2 s when the embedded engine's process ends under its clients."""
 
 
+class EngineStopped(EngineDied):
+    """Raised in its place when the engine ended in good order: by request, or its folder is gone."""
+
+
 class CredentialsMissing(EngineError):
     """Raised at once when the hosted service is asked for without an API key."""
 

@@ -111,6 +111,10 @@ class Session:
             os.close(self._users)
             self._users = None
 
+    def check(self) -> None:
+        """Raise EngineDied if the embedded engine has ended; for whoever waits without calling it."""
+        self._watch.check()
+
     def _open(self) -> pytrio.ServiceClient:
         if self._service is None:
             raise EngineError("the session is closed")

@@ -31,6 +31,8 @@ START_SECONDS = 60.0
 STOP_SECONDS = 15.0
 ANSWER_SECONDS = 4.0
 """How long a live engine may take to answer; its event loop never computes."""
+ORDERLY_SECONDS = 1.0
+"""How long an engine may take from clearing its address away to its end."""
 PAUSE = 0.02
 PROJECT = Path(__file__).resolve().parent.parent
 LOG_TAIL_BYTES = 2000
@@ -203,6 +205,22 @@ def is_alive(folder: Path, address: Address) -> bool:
         return False
     current = locks.read_address(folder)
     return current is not None and current.instance == address.instance
+
+
+def ended_in_order(folder: Path) -> bool:
+    """Return whether the engine that has just ended took its address along, and no successor has come.
+
+    Who crashes leaves the address behind. While there is none, whoever holds the lock is either about to be
+    gone, or a successor that will soon publish its own.
+    """
+    deadline = time.monotonic() + ORDERLY_SECONDS
+    while locks.read_address(folder) is None:
+        if not locks.is_held(folder / locks.LOCK):
+            return True
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(PAUSE)
+    return False
 
 
 def status(run_dir: Path) -> Status:

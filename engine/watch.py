@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import anyio
 
-from core.errors import EngineDied
+from core.errors import EngineDied, EngineStopped
 from engine import launch, locks
 from engine.locks import Address
 
@@ -38,6 +38,7 @@ class Watch:
         self.address = address
         self._closed = threading.Event()
         self._death: Future[None] = Future()
+        self._stopped = False
         self._lock = threading.Lock()
         self._waiters: set[Waiter] = set()
         if address is not None:
@@ -56,10 +57,16 @@ class Watch:
         """Stop looking."""
         self._closed.set()
 
+    def check(self) -> None:
+        """Raise EngineDied if the engine has ended; for whoever waits without calling it."""
+        if self.dead:
+            raise self._died()
+
     def _look(self) -> None:
         while not self._closed.wait(LOOK_SECONDS):
             if self.address is not None and not launch.is_alive(self._folder, self.address):
                 launch.has_ended(self.address.pid)
+                self._stopped = launch.ended_in_order(self._folder)
                 self._announce()
                 return
 
@@ -72,6 +79,11 @@ class Watch:
                 waiter.loop.call_soon_threadsafe(waiter.scope.cancel)
 
     def _died(self) -> EngineDied:
+        if self._stopped:
+            return EngineStopped(
+                f"the embedded engine of {str(self._folder)!r} was stopped while it was in use. Start the "
+                "command again: it resumes from the last checkpoint"
+            )
         return EngineDied(
             f"the embedded engine of {str(self._folder)!r} ended while it was in use; "
             f"{str(self._folder / locks.LOG)!r} may say why. Start the command again: it resumes "
@@ -83,8 +95,7 @@ class Watch:
 
         It runs on a daemon thread, so that an abandoned call never holds up the interpreter's exit.
         """
-        if self.dead:
-            raise self._died()
+        self.check()
         future: Future[T] = Future()
 
         def body() -> None:

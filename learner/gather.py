@@ -18,6 +18,7 @@ from store.ports import GroupFate, GroupRow
 TELL_SECONDS, TELL_AGAIN_SECONDS = 15.0, 300.0
 """How long a wait is normal, and how often a longer one is spoken of."""
 EVERYTHING = sys.maxsize
+UNSETTLED = frozenset({GroupFate.OPEN, GroupFate.CLOSED})
 LOOK_SECONDS = 0.5
 """How often a waiting learner looks again even though the journal did not grow (deadlines, dead workers)."""
 
@@ -152,8 +153,7 @@ class Gatherer:
             left = [
                 row
                 for row in self._work.log.next_step_groups(EVERYTHING)
-                if row.fate in {GroupFate.OPEN, GroupFate.CLOSED}
-                and (below is None or row.policy_version < below)
+                if row.fate in UNSETTLED and (below is None or row.policy_version < below)
             ]
             if not left:
                 return

@@ -9,13 +9,14 @@ from typing import NamedTuple
 from core.budget import exceeded
 from core.config import Config
 from core.errors import EngineError, RolltapeError, ServiceBusy, StoreError, TrainerBroken
-from core.events import GoalSet, JournalEvent, PolicyPublished, StepCommitted, StepPlanned
+from core.events import JournalEvent, PolicyPublished, StepCommitted, StepPlanned
 from engine.client import Session
 from engine.trainer import Trainer
 from learner.ahead import Ahead
 from learner.batch import PlanContext, Recipe, Taken, group_facts, plan_event, recipe_from_learner
 from learner.fingerprints import code_fingerprints
 from learner.gather import LOOK_SECONDS, Gatherer
+from learner.goal import record_goal
 from learner.history import History
 from learner.metrics import step_metrics
 from learner.rebuild import Rebuilt, user_estimator
@@ -99,9 +100,7 @@ class Learner:
 
     def set_goal(self) -> None:
         """Record the aim; rollout ends by itself when it is reached."""
-        if self._work.log.state().max_steps != self._max_steps:
-            goal = GoalSet(max_steps=self._max_steps, at=self._work.clock())
-            self._work.log.journal.append_sync([goal])
+        record_goal(self._work.log, self._max_steps, self._work.clock())
 
     def run(self) -> Ending:
         """Train step after step; see run_learner."""
@@ -140,6 +139,7 @@ class Learner:
         started = time.perf_counter()
         taken = self._gatherer.poll(state.committed_steps)
         if taken is None:
+            work.session.check()
             work.log.journal.wait_sync(state.journal_length, LOOK_SECONDS)
             return None
         self._plan_and_train(taken, state.committed_steps, {"fold": time.perf_counter() - started})

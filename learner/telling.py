@@ -13,43 +13,61 @@ from learner.counterfactual import Counterfactual, RewardChange
 from learner.replay import GroupLine, StepReport
 from learner.visible import one_line
 
-QUESTION_WIDTH = 72
-ANSWER_WIDTH = 28
-METRICS_WIDTH = 110
+QUESTION_WIDTH = 60
+ANSWER_WIDTH = 20
+METRICS_WIDTH = 78
+HEAD_EVERY = 20
+"""Rows of the table of steps between two heads."""
 LONG_HEX = re.compile(r"\b([0-9a-f]{12})[0-9a-f]{20,}\b")
 """A digest or a revision, of which twelve digits tell enough to a person."""
 
 
-def tell_step(committed: StepCommitted, goal: int, *, quiet: bool, as_json: bool) -> None:
-    """Print one committed step, as a line for a person or as JSON."""
-    if as_json:
-        sys.stdout.write(msgspec.json.encode(committed).decode() + "\n")
-    elif not quiet:
-        sys.stdout.write(step_line(committed, goal) + "\n")
-    sys.stdout.flush()
+class StepTable:
+    """Tells committed steps as they come: rows of a table that fits 80 columns, or JSON lines."""
+
+    def __init__(self, goal: int, *, quiet: bool = False, as_json: bool = False) -> None:
+        self._goal = goal
+        self._quiet, self._as_json = quiet, as_json
+        self._rows = 0
+
+    def __repr__(self) -> str:
+        return f"<StepTable of {self._rows} rows, goal {self._goal}>"
+
+    def tell(self, committed: StepCommitted) -> None:
+        """Print one step; the head of the table before the first and again every HEAD_EVERY rows."""
+        if self._as_json:
+            sys.stdout.write(msgspec.json.encode(committed).decode() + "\n")
+        elif not self._quiet:
+            if self._rows % HEAD_EVERY == 0:
+                sys.stdout.write(step_head(self._goal) + "\n")
+            sys.stdout.write(step_row(committed, self._goal) + "\n")
+        self._rows += 1
+        sys.stdout.flush()
 
 
-def step_line(committed: StepCommitted, goal: int) -> str:
-    """Return the dashboard line of a step."""
+def _step_width(goal: int) -> int:
+    return max(len(f"{goal}/{goal}"), len("step"))
+
+
+def step_head(goal: int) -> str:
+    """Return the head of the table of steps."""
+    columns = "reward       EM   format  searches  no signal   datums  policy  seconds"
+    return f"{'step':>{_step_width(goal)}}  {columns}"
+
+
+def step_row(committed: StepCommitted, goal: int) -> str:
+    """Return a step as a row under `step_head`."""
     metrics = committed.rollout_metrics
-    parts = [
-        f"step {committed.step:>4}/{goal}",
-        f"reward {metrics.get('reward/mean', 0.0):+.3f}",
-        f"EM {100 * metrics.get('reward/correct', 0.0):5.1f} %",
-        f"format {100 * metrics.get('reward/format', 0.0):5.1f} %",
-        f"searches {metrics.get('rollout/search_calls', 0.0):.2f}",
-        f"no signal {100 * metrics.get('rollout/degenerate_group_rate', 0.0):3.0f} %",
-    ]
-    if committed.skipped:
-        parts.append("skipped: no group carries a signal")
-    else:
-        parts += [
-            f"{metrics.get('train/datums', 0.0):.0f} datums",
-            f"in {metrics.get('train/micro_batches', 0.0):.0f} calls",
-            f"→ policy {committed.policy_version}",
-        ]
-    parts.append(f"{committed.seconds.get('step', 0.0):.1f} s")
-    return "  ".join(parts)
+    datums = "skipped" if committed.skipped else f"{metrics.get('train/datums', 0.0):.0f}"
+    return (
+        f"{f'{committed.step}/{goal}':>{_step_width(goal)}}  "
+        f"{metrics.get('reward/mean', 0.0):+6.3f}  "
+        f"{100 * metrics.get('reward/correct', 0.0):5.1f} %  "
+        f"{100 * metrics.get('reward/format', 0.0):5.1f} %  "
+        f"{metrics.get('rollout/search_calls', 0.0):8.2f}  "
+        f"{100 * metrics.get('rollout/degenerate_group_rate', 0.0):7.0f} %  "
+        f"{datums:>7}  {f'v{committed.policy_version}':>6}  {committed.seconds.get('step', 0.0):7.1f}"
+    )
 
 
 def report_json(report: StepReport) -> str:
@@ -113,11 +131,15 @@ def _made_of(report: StepReport) -> list[str]:
 
 
 def metric_lines(metrics: Mapping[str, float]) -> list[str]:
-    """Return metrics by family, a line or a few each: the family's name, then each member with its value."""
+    """Return metrics by family, a line or a few each: the family's name, then each member with its value.
+
+    A member that is a number is an HTTP status.
+    """
     families: dict[str, list[str]] = {}
-    for name, value in metrics.items():
-        family, _, member = name.rpartition("/")
-        families.setdefault(family, []).append(f"{member}\u00a0{value:.6g}")
+    for key, value in metrics.items():
+        family, _, member = key.rpartition("/")
+        name = f"HTTP\u00a0{member}" if member.isdecimal() else member
+        families.setdefault(family, []).append(f"{name}\u00a0{value:.6g}")
     width = max(map(len, families), default=0) + 2
     lines = [
         line
@@ -138,19 +160,21 @@ def _group_lines(group: GroupLine) -> list[str]:
     lines = [
         f"  group {group.uid}  {one_line(group.question, QUESTION_WIDTH)}",
         (
-            f"    {group.data_source} {group.example_id}  policy {group.policy_version}  "
-            f"staleness {group.staleness}  temperature {group.temperature:g}  "
-            f"mean reward {group.mean:.6g}  std {group.std:.6g}"
+            f"    {group.data_source} {group.example_id}  policy v{group.policy_version}  "
+            f"staleness {group.staleness}"
         ),
+        f"    temperature {group.temperature:g}  mean reward {group.mean:.6g}  std {group.std:.6g}",
     ]
     if group.members:
         lines.append(f"    scored by {group.members[0].scorer}")
+        lines.append(
+            f"    {'leaf':<9}  {'reward':>7}  {'advantage':>9}  {'outcome':<11}  turns  sampled  answer"
+        )
     for member in group.members:
         answer = "–" if member.answer is None else one_line(member.answer, ANSWER_WIDTH)
         lines.append(
-            f"    t{member.tree}/{member.leaf}  reward {member.reward:+.4f}  "
-            f"advantage {member.advantage:+.6f}  {member.outcome:<11} {answer:<{ANSWER_WIDTH}} "
-            f"{member.turns} turns, {member.sampled_tokens} sampled"
+            f"    {f't{member.tree}/{member.leaf}':<9}  {member.reward:+7.4f}  {member.advantage:+9.6f}  "
+            f"{member.outcome:<11}  {member.turns:>5}  {member.sampled_tokens:>7}  {answer}".rstrip()
         )
     return lines
 

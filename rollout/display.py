@@ -1,6 +1,7 @@
 """Owns how a rollout process shows its progress: one living line, or JSON lines for scripts."""
 
 import contextlib
+import copy
 import sys
 import time
 from collections.abc import Iterator
@@ -23,8 +24,12 @@ def progress_display(*, quiet: bool, as_json: bool) -> Iterator[Voice]:
     """Yield the voice of a rollout command: where its counts are shown and its notices said."""
     progress = Progress()
     console = Console(stderr=True)
-    if quiet or as_json:
-        yield Voice(progress, _json_lines() if as_json else _hide, _plain)
+    if as_json:
+        yield Voice(progress, _seldom(_tell_json, SECONDS_BETWEEN), _plain)
+        _tell_json(progress)
+        return
+    if quiet:
+        yield Voice(progress, _hide, _plain)
         return
     if not console.is_terminal:
         yield Voice(progress, _seldom(lambda now: _plain(progress_line(now)), LINES_BETWEEN), _plain)
@@ -47,23 +52,21 @@ def _plain(line: str) -> None:
     sys.stderr.flush()
 
 
-def _json_lines() -> Notify:
-    def tell(progress: Progress) -> None:
-        sys.stdout.write(msgspec.json.encode(progress).decode() + "\n")
-        sys.stdout.flush()
-
-    return _seldom(tell, SECONDS_BETWEEN)
+def _tell_json(progress: Progress) -> None:
+    sys.stdout.write(msgspec.json.encode(progress).decode() + "\n")
+    sys.stdout.flush()
 
 
 def _seldom(tell: Notify, seconds: float) -> Notify:
-    """Return `tell`, silent for some seconds after each time."""
+    """Return `tell`, silent for some seconds after each time, and while nothing has changed."""
     last = time.monotonic() - seconds
+    told: Progress | None = None
 
     def notify(progress: Progress) -> None:
-        nonlocal last
+        nonlocal last, told
         now = time.monotonic()
-        if now - last >= seconds:
-            last = now
+        if now - last >= seconds and progress != told:
+            last, told = now, copy.copy(progress)
             tell(progress)
 
     return notify
@@ -72,18 +75,14 @@ def _seldom(tell: Notify, seconds: float) -> Notify:
 def progress_line(progress: Progress) -> str:
     """Return the counts as one line."""
     scored = progress.scored
-    parts = [
-        f"groups {progress.groups_closed} closed, {progress.groups_open} open",
-        f"trajectories {progress.trajectories_ended}",
-        f"tokens {progress.tokens_sampled}",
-        f"searches {progress.search_calls}",
-    ]
+    ended = f"{progress.trajectories_ended} ended"
     if scored:
-        parts.append(
-            f"reward {progress.reward_sum / scored:+.3f}  EM "
-            f"{100 * progress.exact_match_sum / scored:.1f} %  format "
-            f"{100 * progress.format_sum / scored:.1f} %"
+        ended += (
+            f", reward {progress.reward_sum / scored:+.3f}, "
+            f"EM {100 * progress.exact_match_sum / scored:.1f} %"
         )
+    parts = [f"{progress.groups_closed} groups, {progress.groups_open} open", ended]
+    parts.append(f"{progress.tokens_sampled:,} tokens")
     for count, name in (
         (progress.groups_aborted, "aborted"),
         (progress.groups_adopted, "adopted"),
@@ -94,4 +93,4 @@ def progress_line(progress: Progress) -> str:
             parts.append(f"{count} {name}")
     if progress.waiting:
         parts.append(f"waiting for {progress.waiting}")
-    return "  ·  ".join(parts)
+    return " · ".join(parts)

@@ -1,6 +1,6 @@
 """Owns the rollout command: from a log, a session and a configuration to a worker that works."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 import anyio
@@ -63,6 +63,8 @@ class Options(NamedTuple):
     """User code (`module:function`) that may be imported."""
     pause: float = FIRST_PAUSE
     """Seconds without new claims after a group that failed."""
+    check: Callable[[], None] = lambda: None
+    """Raises when waiting is in vain, because the engine is gone (Session.check)."""
 
 
 NO_OPTIONS = Options()
@@ -91,7 +93,7 @@ async def run_rollouts(
     reference = environment.sampler.fingerprints()["base_model"] if config.learner.kl_beta else ""
     server = Server(log.groups, watch, gardener, questions, reference=reference)
     admission = Admission(config.learner.max_staleness, config.learner.groups_per_step, options.max_tickets)
-    bounds = Bounds(admission, config.rollout.concurrency, config.budget, plan, options.pause)
+    bounds = Bounds(admission, config.rollout.concurrency, config.budget, plan, options.pause, options.check)
     worker = Worker(log.worker_id, log.groups, watch, server, bounds, voice)
     try:
         return await worker.run()

@@ -5,6 +5,7 @@ while admission refuses, adopts what dead workers left, and ends at the goal or 
 """
 
 import time
+from collections.abc import Callable
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -47,6 +48,8 @@ class Bounds(NamedTuple):
     budget: BudgetSettings
     plan: Plan
     pause: float = FIRST_PAUSE
+    check: Callable[[], None] = lambda: None
+    """Raises when waiting is in vain, because the engine is gone."""
 
 
 class Worker:
@@ -123,6 +126,7 @@ class Worker:
     async def _wait(self, seen: int, why: str, seconds: float) -> None:
         self._voice.progress.waiting = why
         self._report()
+        self._bounds.check()
         await self._watch.news(seen, seconds)
         self._voice.progress.waiting = ""
 

@@ -1,6 +1,7 @@
 """The main job: rollout and learn as two processes on one log, then the audit."""
 
 import json
+import os
 import random
 import signal
 import time
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from core.events import Evaluated, StepPlanned
+from engine import launch
 from store.log import open_log
 from tests.e2e.conftest import cli, committed, end, finish, start, wait_until
 
@@ -83,6 +85,52 @@ def test_ctrl_c_and_start_again_goes_on_where_it_was(run_dir: Path) -> None:
     finish(rollout)
     assert committed(run_dir) == 5
     audit(run_dir, 5)
+
+
+def test_both_commands_outlive_their_engine(run_dir: Path) -> None:
+    """The engine is killed in the middle of a run: both begin again with a new one, and every step matches."""
+    rollout = start("rollout", "--run", run_dir, "--preset", "demo")
+    learn = start("learn", "--run", run_dir, "--max-steps", 5)
+    wait_until(lambda: committed(run_dir) >= 2, "two committed steps")
+    address = launch.status(run_dir).address
+    assert address is not None
+    os.kill(address.pid, signal.SIGKILL)
+    assert "the embedded engine died" in finish(learn)
+    finish(rollout)
+    assert committed(run_dir) == 5
+    audit(run_dir, 5)
+
+
+def test_a_learner_that_waits_notices_that_its_engine_was_stopped(run_dir: Path) -> None:
+    """It waits for groups and calls nothing; a stop on purpose ends it with what to do, not with a new engine."""
+    learn = start("learn", "--run", run_dir, "--preset", "demo", "--max-steps", 5)
+    wait_until(lambda: checkpointed(run_dir), "the first checkpoint")
+    launch.stop(run_dir, force=True)
+    out, _ = learn.communicate(timeout=30)
+    assert learn.returncode == 2
+    assert "was stopped while it was in use. Start the command again" in out
+    assert not launch.status(run_dir).running
+
+
+def checkpointed(run_dir: Path) -> bool:
+    """Return whether the state before step 0 is saved."""
+    if not (run_dir / "log").exists():
+        return False
+    with open_log(run_dir, readonly=True) as log:
+        return log.state().checkpoint_index is not None
+
+
+def test_at_the_goal_both_commands_end_at_once_without_an_engine(finished_run: Path) -> None:
+    """Nothing is left to do; a smaller goal is recorded, and the books stay as they are."""
+    launch.stop(finished_run, force=True)
+    log_of_engine = (finished_run / "engine" / "engine.log").read_bytes()
+    for goal in ((), ("--max-steps", 2), ("--max-steps", 3)):
+        done = cli("learn", "--run", finished_run, *goal)
+        assert done.status == 0
+        assert "nothing is left to do" in done.err
+        assert cli("rollout", "--run", finished_run).err == "rollout: ended: goal\n"
+    assert (finished_run / "engine" / "engine.log").read_bytes() == log_of_engine
+    audit(finished_run, 3)
 
 
 def test_the_demo_tells_the_whole_story(run_dir: Path) -> None:

@@ -2,8 +2,9 @@
 
 import pytest
 
+from core.events import StepCommitted
 from learner.replay import StepReport
-from learner.telling import METRICS_WIDTH, metric_lines, note_lines, report_lines
+from learner.telling import METRICS_WIDTH, StepTable, metric_lines, note_lines, report_lines
 
 OLD, NEW = "a1" * 20, "b2" * 20
 NOTE = f"changed since: git was {OLD}, is {NEW}"
@@ -62,7 +63,7 @@ def test_metrics_are_told_by_family() -> None:
     metrics = {"reward/mean": 0.25, "reward/hotpot": 1.0, "search/429": 12.0, "exact_match": 1 / 3}
     assert metric_lines(metrics) == [
         "reward  mean 0.25  hotpot 1",
-        "search  429 12",
+        "search  HTTP 429 12",
         "        exact_match 0.333333",
     ]
     many = metric_lines({f"budget/number_{count}": count / 7 for count in range(30)})
@@ -70,3 +71,56 @@ def test_metrics_are_told_by_family() -> None:
     assert all(len(line) <= METRICS_WIDTH for line in many)
     assert all(line.startswith("        number_") for line in many[1:])
     assert metric_lines({}) == []
+
+
+def commit(step: int, *, skipped: bool = False) -> StepCommitted:
+    """Return the commit of a step with the widest usual numbers."""
+    metrics = {
+        "reward/mean": -0.1,
+        "reward/correct": 1.0,
+        "reward/format": 1.0,
+        "rollout/search_calls": 12.5,
+        "rollout/degenerate_group_rate": 1.0,
+        "train/datums": 4096.0,
+    }
+    return StepCommitted(
+        step=step,
+        skipped=skipped,
+        policy_version=step + 1,
+        trainer_metrics={},
+        rollout_metrics=metrics,
+        seconds={"step": 1234.5},
+        tokens_trained=1,
+        at=0.0,
+    )
+
+
+def test_steps_are_rows_under_a_head_in_80_columns(capsys: pytest.CaptureFixture[str]) -> None:
+    """The head comes back every twenty rows; every line ends in the same column."""
+    table = StepTable(999)
+    for step in range(21):
+        table.tell(commit(step, skipped=step == 4))
+    lines = capsys.readouterr().out.splitlines()
+    assert [place for place, line in enumerate(lines) if "reward" in line] == [0, 21]
+    assert {len(line) for line in lines} == {80}
+    assert lines[5].split()[-4:] == ["%", "skipped", "v5", "1234.5"]
+    assert lines[1].split() == [
+        "0/999",
+        "-0.100",
+        "100.0",
+        "%",
+        "100.0",
+        "%",
+        "12.50",
+        "100",
+        "%",
+        "4096",
+        "v1",
+        "1234.5",
+    ]
+
+
+def test_quiet_steps_say_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    """No head either."""
+    StepTable(3, quiet=True).tell(commit(0))
+    assert capsys.readouterr().out == ""
