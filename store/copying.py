@@ -19,6 +19,8 @@ from store.sealing import load, seal_changes, seal_group
 from store.snapshot import Rows, Snapshot
 from store.views import decode_group
 
+TEMPORARY = ".compact-"
+"""How the names of the directories begin in which a compaction works."""
 COPY_BYTES = 32 << 20
 """What one transaction of a compaction writes at most."""
 
@@ -68,7 +70,9 @@ def compact(run_dir: Path, *, map_size: int | None = None) -> Compaction:
     data = folder / DATA_FILE
     locks = Locks(run_dir / LOCKS_DIR)
     locks.take(OPENED)
-    temporary = Path(tempfile.mkdtemp(prefix=".compact-", dir=run_dir))
+    for left in run_dir.glob(f"{TEMPORARY}*"):  # by one that was killed: no other can be at work
+        shutil.rmtree(left, ignore_errors=True)
+    temporary = Path(tempfile.mkdtemp(prefix=TEMPORARY, dir=run_dir))
     try:
         before = data.stat().st_size
         creating.create(temporary, map_size or disk.read_meta(data).map_size)

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import msgspec
@@ -44,17 +45,19 @@ def _run_child(folder: Path, head: str | None) -> list[Finding]:
     found: list[Finding] = []
     line = Line()
     where = "opening the log"
-    with subprocess.Popen(  # noqa: S603 our own module
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**os.environ, "PYTHONPATH": path}
-    ) as child:
-        assert child.stdout is not None
-        assert child.stderr is not None
-        for text in child.stdout:
-            line = msgspec.json.decode(text, type=Line)
-            where = line.at or where
-            if line.finding is not None:
-                found.append(line.finding)
-        complaint = child.stderr.read().decode("utf-8", "replace").strip()
+    # A file, for a second pipe that nobody reads meanwhile would stop a child with much to say.
+    with tempfile.TemporaryFile() as complaints:
+        with subprocess.Popen(  # noqa: S603 our own module
+            command, stdout=subprocess.PIPE, stderr=complaints, env={**os.environ, "PYTHONPATH": path}
+        ) as child:
+            assert child.stdout is not None
+            for text in child.stdout:
+                line = msgspec.json.decode(text, type=Line)
+                where = line.at or where
+                if line.finding is not None:
+                    found.append(line.finding)
+        complaints.seek(0)
+        complaint = complaints.read().decode("utf-8", "replace").strip()
     if line.error:
         raise _ERRORS.get(line.error_class, StoreError)(line.error)
     if not line.done:

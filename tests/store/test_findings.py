@@ -460,3 +460,9 @@ def test_what_kills_the_child_is_a_finding(
         ((kind, key, message),) = [(each.kind, each.key, each.message) for each in verify(data.parent.parent)]
         assert (kind, key) == ("file", "opening the log")
         assert says in message
+
+
+def test_a_child_with_much_to_say_is_heard_out(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However much it writes to its standard error, `verify` comes to its end."""
+    monkeypatch.setenv("PYTHONVERBOSE", "2")
+    assert verify(data.parent.parent) == []

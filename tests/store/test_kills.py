@@ -12,13 +12,14 @@ from core.errors import RolltapeError
 from core.events import CheckpointSaved, GroupDropped, PlannedGroup, PolicyPublished, StepCommitted
 from store import codec
 from store.claims import Claimant, claim_job
+from store.copying import TEMPORARY, compact
 from store.groups import _append_job, _encode, _end_job
 from store.journal import _append_job as _journal_job
 from store.journal import encode_all
 from store.log import Log, open_log
 from store.ports import Claim, GroupFate, NoClaim, RunState, StreamWrite
 from store.verify import verify
-from tests.store.children import Child, die
+from tests.store.children import Child, die, until
 from tests.store.faults import half_done
 from tests.store.making import CHOSEN, OPEN_ADMISSION, asked, chain, claim, closed, fill, open_run, plan
 
@@ -253,6 +254,36 @@ def test_a_few_random_kills(tmp_path: Path) -> None:
 def test_two_hundred_random_kills(tmp_path: Path) -> None:
     """Three writers and a learner, 220 kills."""
     kill_and_check(tmp_path / "run", kills=220, writers=3, seed=2)
+
+
+def compact_for_ever(connection: Connection, run_dir: Path) -> None:
+    """Compact a log again and again."""
+    while True:
+        compact(run_dir)
+        connection.send("compacted")
+
+
+def test_a_kill_during_a_compaction_leaves_the_log(tmp_path: Path) -> None:
+    """The old file or the new one, whole; what the killed one left is cleared away by the next."""
+    with open_run(tmp_path) as log:
+        closed(log, 20)
+        for _ in range(5):
+            fill(log, claim(log))
+        state, head = log.state(), log.journal.head()
+    draw, left = random.Random(4), 0
+    for _ in range(6):
+        with Child(compact_for_ever, tmp_path) as child:
+            assert child.hear() == "compacted"
+            until(lambda: any(tmp_path.glob(f"{TEMPORARY}*/log")))
+            for _ in range(draw.randrange(3_000)):
+                pass
+        left += any(tmp_path.glob(f"{TEMPORARY}*"))
+        assert verify(tmp_path, head) == []
+        with open_log(tmp_path, readonly=True) as log:
+            assert log.state() == state
+    compact(tmp_path)
+    assert left > 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["locks", "log"]
 
 
 def test_the_errors_of_a_death_are_ours(tmp_path: Path) -> None:
