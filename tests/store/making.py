@@ -52,9 +52,9 @@ def run_event(digest: str = "d" * 64) -> RunOpened:
     )
 
 
-def open_run(run_dir: Path, role: Role = "rollout") -> Log:
+def open_run(run_dir: Path, role: Role = "rollout", *, sync: bool = True) -> Log:
     """Return the log of a run, created when there is none."""
-    log = open_log(run_dir, create=True, role=role, map_size=MAP_SIZE)
+    log = open_log(run_dir, create=True, role=role, map_size=MAP_SIZE, sync=sync)
     log.open_run(run_event())
     return log
 
