@@ -13,7 +13,8 @@ from store import codec
 from store.exchange import Arrival, complete_groups, enter_groups, passport_of
 from store.log import Log
 from store.outfile import writing
-from store.trajectories import TrajectoryRow, to_arrival, to_rows
+from store.row_checks import checked_arrival
+from store.trajectories import TrajectoryRow, to_rows
 
 _decode = msgspec.json.Decoder(TrajectoryRow).decode
 _encode = msgspec.json.Encoder().encode
@@ -74,7 +75,7 @@ def trajectory_rows(log: Log) -> Iterator[TrajectoryRow]:
 def arrivals(rows: Iterable[TrajectoryRow]) -> Iterator[Arrival]:
     """Yield the groups that rows tell of; the rows of a group stand together."""
     for _, theirs in itertools.groupby(rows, key=lambda row: row.uid):
-        yield to_arrival(list(theirs))
+        yield checked_arrival(list(theirs))
 
 
 def _read(path: Path) -> Iterator[TrajectoryRow]:

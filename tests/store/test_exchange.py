@@ -1,9 +1,11 @@
 """Export and import: bundles keep every byte, rows keep what datums are made of."""
 
+import contextlib
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -29,7 +31,9 @@ from store.jsonl import export_jsonl, import_jsonl
 from store.log import Log, open_log
 from store.parquet import export_parquet, import_parquet
 from store.ports import GroupFate, StreamWrite
-from store.trajectories import to_arrival, to_rows
+from store.row_checks import checked_arrival
+from store.sealing import seal_group
+from store.trajectories import TrajectoryRow, to_arrival, to_rows
 from store.verify import verify
 from tests.building import bush, scored_leaves
 from tests.store.making import MAP_SIZE, claim, closed, open_run, run_event, trained
@@ -307,3 +311,128 @@ def test_rows_in_rows_without_end_are_a_bad_line(source: Log, tmp_path: Path) ->
         (tmp_path / "out.jsonl.run.json").write_bytes(b'{"type": "run", "other": ' + b"[" * 100_000)
         with pytest.raises(DataError, match="cannot read the run"):
             import_jsonl(log, path)
+
+
+def row_changes() -> list[tuple[str, Callable[[dict[str, Any]], object], str]]:
+    """Return what makes a good row contradict itself, its group, or what a log can hold."""
+    return [
+        ("mask that is none", lambda row: row["mask"].__setitem__(0, 2), "in mask contradicts"),
+        ("mask of a sampled token", lambda row: row["mask"].__setitem__(-1, 0), "in mask contradicts"),
+        (
+            "logprob of a prompt's token",
+            lambda row: row["logprobs"].__setitem__(0, -1.0),
+            "in logprobs contradicts",
+        ),
+        ("logprob above 0", lambda row: row["logprobs"].__setitem__(-1, 0.5), "hold 0.5 at offset"),
+        ("reward without a score", lambda row: row.update(score=None), "in reward contradicts"),
+        ("score without a reward", lambda row: row.update(reward=None), "in reward contradicts"),
+        (
+            "turn that takes the observation",
+            lambda row: row["turns"][0].update(stop=33),
+            "contradicts|expected",
+        ),
+        ("segments that are none", lambda row: row.update(segment_starts=[0, 0]), "segment_starts"),
+        ("another question", lambda row: row.update(question="why?"), "in question contradicts"),
+        ("dropped alone", lambda row: row.update(dropped="no_signal"), "in dropped contradicts"),
+        ("tree of no key", lambda row: row.update(tree=65_536), "tree 65536, expected 1 to 65535"),
+        ("the group's own stream", lambda row: row.update(tree=0), "tree 0, expected 1"),
+        ("token of no vocabulary", lambda row: row["tokens"].__setitem__(0, 2**31), "no log can"),
+        ("negative token", lambda row: row["tokens"].__setitem__(-1, -1), "no log can"),
+        ("seed of no integer", lambda row: row["turns"][0].update(seed=2**64), "no log can"),
+    ]
+
+
+@pytest.mark.parametrize(("name", "edit", "says"), row_changes())
+def test_rows_that_contradict_themselves_are_refused_and_named(
+    source: Log, tmp_path: Path, name: str, edit: Callable[[dict[str, Any]], object], says: str
+) -> None:
+    """What a row says is entered whole or refused; nothing of it is passed over."""
+    path = tmp_path / "out.jsonl"
+    export_jsonl(source, path)
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    theirs = [row for row in rows if row["uid"] == "000001.0"]
+    assert len(theirs) == 2
+    edit(theirs[1])
+    if "token" in name and "prompt" not in name:
+        edit(theirs[0])
+    path.write_text("\n".join(map(json.dumps, rows)))
+    with (
+        open_log(tmp_path / "target", create=True, role="rollout", map_size=MAP_SIZE) as log,
+        pytest.raises(DataError, match=says),
+    ):
+        import_jsonl(log, path)
+
+
+def test_a_trajectory_that_is_given_twice_is_refused(source: Log, tmp_path: Path) -> None:
+    """A line that was copied would count twice in its group."""
+    path = tmp_path / "out.jsonl"
+    export_jsonl(source, path)
+    first, *others = path.read_text().splitlines()
+    path.write_text("\n".join([first, first, *others]))
+    with (
+        open_log(tmp_path / "target", create=True, role="rollout", map_size=MAP_SIZE) as log,
+        pytest.raises(DataError, match="given twice"),
+    ):
+        import_jsonl(log, path)
+
+
+ODD = st.sampled_from(
+    [
+        None,
+        0,
+        -1,
+        1,
+        2,
+        3,
+        2**31,
+        2**63,
+        -(2**63),
+        2**64,
+        1.5,
+        -0.5,
+        1e308,
+        "",
+        "x",
+        "0.0.0",
+        "0.0.1",
+        "1.0.0",
+    ]
+) | st.sampled_from(["000000.0", "000007.70000", [], [0], [1, 1], {}, True, "answered", "void_tool", "tree"])
+
+
+def places(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Yield where values stand in plain data, of long lists at their ends alone."""
+    if at:
+        yield at
+    if isinstance(value, dict):
+        for name, item in value.items():
+            yield from places(item, (*at, name))
+    elif isinstance(value, list):
+        for number in sorted({0, 1, len(value) - 1} & set(range(len(value)))):
+            yield from places(value[number], (*at, number))
+
+
+@settings(max_examples=200, suppress_health_check=[HealthCheck.too_slow])
+@given(records=group_records(1, GroupShape(references=True)), data=st.data())
+def test_a_row_changed_anywhere_is_refused_or_kept_whole(
+    records: list[tuple[int, GroupEvent]], data: st.DataObject
+) -> None:
+    """Whatever stands in a column: one of our errors, or a group that gives the same rows."""
+    group = fold_group(records)
+    chosen = scored_leaves(group)
+    passport = Passport(uid=group.uid, policy_version=0, weights_uri="", opened_at_step=0, chosen=chosen)
+    plain = msgspec.to_builtins(list(to_rows(group, passport)))
+    *where, last = data.draw(st.sampled_from(list(places(plain))).filter(lambda place: len(place) > 1))
+    holder = plain
+    for step in where:
+        holder = holder[step]
+    holder[last] = data.draw(ODD)
+    try:
+        rows = msgspec.convert(plain, list[TrajectoryRow])
+    except msgspec.ValidationError:
+        return
+    with contextlib.suppress(RolltapeError):
+        arrival = checked_arrival(rows)
+        back = fold_group((record.tree, decode(record.raw)) for record in arrival.records)
+        assert list(to_rows(back, arrival.passport)) == rows
+        assert seal_group(arrival.records).digest
