@@ -141,6 +141,7 @@ def _workplace(
 ) -> Iterator[Workplace]:
     """Open the run, creating it when a preset or settings are given; close it afterwards."""
     from core.errors import ConfigError
+    from rollout.environment import restore_world
     from store.log import open_log
 
     if not _exists(given.run_dir):
@@ -156,7 +157,9 @@ def _workplace(
     with open_log(given.run_dir, role=role) as log:
         opened = log.run_event()
         assert opened is not None  # runs are never emptied
-        yield Workplace(given.run_dir, log, _config_for(given, opened), opened)
+        config = _config_for(given, opened)
+        restore_world(config, given.run_dir)
+        yield Workplace(given.run_dir, log, config, opened)
 
 
 def _config_for(given: Given, opened: "RunOpened") -> "Config":
@@ -202,12 +205,16 @@ def _create_run(given: Given, allow_code: Sequence[str]) -> None:
     from core.settings import build_config
     from engine.client import connect
     from learner.fingerprints import code_fingerprints
+    from learner.tracking import check_installed
+    from learner.work import check_distribution
     from rollout.environment import freeze, prepare_world, questions_digest
     from store.log import open_log
 
-    config = freeze(build_config(given.preset, given.tables, given.assignments), allow_code)
-    _check_writable(given.run_dir)
-    with connect(config.engine, given.run_dir) as session:
+    config = build_config(given.preset, given.tables, given.assignments)
+    check_distribution(config)
+    check_installed(config.tracking.swanlab)
+    config = freeze(config, allow_code)
+    with _made(given.run_dir), connect(config.engine, given.run_dir) as session:
         prepare_world(config, given.run_dir)
         event = RunOpened(
             schema=SCHEMA_VERSION,
@@ -225,15 +232,25 @@ def _create_run(given: Given, allow_code: Sequence[str]) -> None:
         log.open_run(event)
 
 
-def _check_writable(run_dir: Path) -> None:
+@contextlib.contextmanager
+def _made(run_dir: Path) -> Iterator[None]:
+    """Make a run's directory; a new one goes again when nothing comes into it because something fails."""
     from core.errors import ConfigError
 
+    new = not run_dir.exists()
     try:
         run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"cannot create the run directory {str(run_dir)!r}: {error.strerror}") from error
     if not os.access(run_dir, os.W_OK | os.X_OK):
         raise ConfigError(f"no permission to write into the run directory {str(run_dir)!r}")
+    try:
+        yield
+    except BaseException:
+        if new:
+            with contextlib.suppress(OSError):  # not empty: an engine's log says what went wrong
+                run_dir.rmdir()
+        raise
 
 
 def _echo(line: str) -> None:
@@ -256,6 +273,21 @@ def _environment(
     return build_environment(
         place.config, session, place.run_dir, cache=place.log, allow_code=frozenset(allow_code), **changes
     )
+
+
+PICTURES = (".png", ".svg", ".pdf")
+
+
+def _check_target(path: Path | None, endings: Sequence[str] = ()) -> None:
+    """Raise ConfigError when a file to be written has no folder, or not one of the endings."""
+    from core.errors import ConfigError
+
+    if path is None:
+        return
+    if not path.parent.is_dir():
+        raise ConfigError(f"cannot write {str(path)!r}: there is no folder {str(path.parent)!r}")
+    if endings and path.suffix.lower() not in endings:
+        raise ConfigError(f"cannot write {str(path)!r}: expected a name that ends in {' or '.join(endings)}")
 
 
 def _folder_option(function: F) -> F:
@@ -289,12 +321,12 @@ def rollout(given: Given, allow_code: tuple[str, ...], quiet: bool, as_json: boo
     def work() -> str:
         with contextlib.ExitStack() as stack:
             place = stack.enter_context(_workplace(given, "rollout", allow_code=allow_code))
+            check_questions(place.config, place.run_dir, place.opened.fingerprints.get("questions", ""))
             state = place.log.state()
             if state.max_steps is not None and state.committed_steps >= state.max_steps:
                 return Ending.GOAL
             session = stack.enter_context(_session(place))
             voice = stack.enter_context(progress_display(quiet=quiet, as_json=as_json))
-            check_questions(place.config, place.run_dir, place.opened.fingerprints.get("questions", ""))
             ending: str = _run_async(
                 run_rollouts,
                 place.log,
@@ -347,6 +379,7 @@ def learn(
         _tell_estimate(given, allow_code, max_steps, as_json=as_json)
         return
     if source is not None:
+        _check_source(source, steps, given.run_dir)
         given = _given_as(source, given, estimator)
     elif steps or estimator:
         raise ConfigError("--steps and --estimator belong to --from RUN; use --set learner.estimator=NAME")
@@ -439,6 +472,21 @@ def _tell_estimate(
         estimate_lines(found) if goal > done else [f"nothing left to buy: {done} of {goal} steps are done"]
     )
     click.echo(msgspec.json.encode(found).decode() if as_json else "\n".join(lines))
+
+
+def _check_source(source: Path, steps: str, run_dir: Path) -> None:
+    """Raise ConfigError or ReplayError when nothing can be repeated from `source`, before a run is made."""
+    from core.errors import ConfigError
+    from store.log import open_log
+
+    if source.resolve() == run_dir.resolve():
+        raise ConfigError(f"--from and --run both name {str(run_dir)!r}: learning from a run needs a new one")
+    with open_log(source, readonly=True) as log:
+        if not _step_range(None, steps, not steps, log):
+            raise ConfigError(
+                f"{str(source)!r} has no committed step, so there is nothing to repeat; the groups that wait "
+                f"in it are trained by `learn --run {source}`"
+            )
 
 
 def _given_as(source: Path, given: Given, estimator: str) -> Given:
@@ -554,6 +602,7 @@ def eval_compare(run_dir: Path | None, names: tuple[str, ...], png: Path | None,
 
     from rollout.comparing import compare_evaluations, comparison_lines
 
+    _check_target(png, PICTURES)
     found = compare_evaluations([_evaluated(run_dir, name) for name in names])
     click.echo(msgspec.json.encode(found).decode() if as_json else "\n".join(comparison_lines(found)))
     if png is not None:
@@ -607,8 +656,12 @@ def eval_command(
 
     Resumable under the same name, and recorded in the log.
     """
+    import re
+
     import msgspec
 
+    from core.errors import ConfigError
+    from engine.outlive import outlive
     from learner.telling import metric_lines
     from rollout.display import progress_display
     from rollout.environment import questions
@@ -616,19 +669,24 @@ def eval_command(
 
     if temperature is None:
         temperature = 0.0 if samples == 1 else 1.0
-    options = EvalOptions(
-        samples, temperature, limit=limit, batch_size=batch_size, name=name or f"{policy}-{split}"
-    )
-    with (
-        _workplace(given, "reader", allow_code=allow_code) as opened,
-        _session(opened) as session,
-        progress_display(quiet=quiet, as_json=False) as voice,
-    ):
-        place = opened._replace(config=_without_search(opened.config)) if search == "none" else opened
-        event = _evaluate(
-            place, _environment(place, session, allow_code), _weights(place, policy, model_path),
-            options, questions(place.config, place.run_dir, split), voice,
-        )  # fmt: skip
+    name = name or re.sub(r"[^\w.+-]", "_", f"{policy}-{Path(split).name}")
+    if not re.fullmatch(r"[\w+-][\w.+-]*", name):
+        raise ConfigError(f"--name {name!r}: expected letters, digits, '.', '_', '+' and '-' only")
+    options = EvalOptions(samples, temperature, limit=limit, batch_size=batch_size, name=name)
+
+    def work() -> Any:
+        with (
+            _workplace(given, "reader", allow_code=allow_code) as opened,
+            _session(opened) as session,
+            progress_display(quiet=quiet, as_json=False) as voice,
+        ):
+            place = opened._replace(config=_without_search(opened.config)) if search == "none" else opened
+            return _evaluate(
+                place, _environment(place, session, allow_code), _weights(place, policy, model_path),
+                options, questions(place.config, place.run_dir, split), voice,
+            )  # fmt: skip
+
+    event = outlive(work, _echo)
     if as_json:
         click.echo(msgspec.json.encode(event).decode())
     elif not quiet:
@@ -706,8 +764,16 @@ def replay(
 
     From rollout events alone, without a key or a network. Exit status 1 on a mismatch.
     """
+    from core.errors import ConfigError
     from store.log import open_log
 
+    asked = [f"--{name}" for name, value in (
+        ("trajectory", trajectory), ("estimator", estimator), ("rescore", rescore)) if value]  # fmt: skip
+    if trajectory and (html is not None or as_json):
+        raise ConfigError("--trajectory shows one conversation in the terminal: leave out --html and --json")
+    if len(asked) > 1:
+        raise ConfigError(f"{' and '.join(asked)} are different questions: ask one at a time")
+    _check_target(html)
     with open_log(run_dir, readonly=True) as log:
         if trajectory:
             _show_trajectory(log, trajectory, allow_code)
@@ -880,6 +946,7 @@ def report(run_dir: Path, allow_code: tuple[str, ...], out: Path, max_trajectori
     """Write the whole run as one self-contained page."""
     from store.log import open_log
 
+    _check_target(out)
     with open_log(run_dir, readonly=True) as log:
         _write_page(log, out, None, max_trajectories, allow_code)
 
@@ -897,15 +964,19 @@ def verify(run_dir: Path, head: str | None, as_json: bool) -> None:
     """
     import msgspec
 
+    from core.errors import ConfigError
     from store.verify import verify as verify_log
 
+    if head is not None and not (len(head) == 64 and all(digit in "0123456789abcdef" for digit in head)):
+        raise ConfigError(f"--head {head!r}: expected 64 hexadecimal digits, as `verify` prints them")
     findings = verify_log(run_dir, head)
     if as_json:
         click.echo(msgspec.json.encode({"findings": findings, "head": _head(run_dir, findings)}).decode())
     else:
         for finding in findings:
             click.echo(f"{finding.kind} {finding.key}: {finding.message}")
-        click.echo(f"{len(findings)} findings" if findings else f"sound; head {_head(run_dir, findings)}")
+        count = f"{len(findings)} finding{'s' if len(findings) > 1 else ''}"
+        click.echo(count if findings else f"sound; head {_head(run_dir, findings)}")
     sys.exit(1 if findings else 0)
 
 
@@ -965,8 +1036,9 @@ def stats(run_dir: Path, errors: bool, staleness: bool, budget: bool, as_json: b
             found["staleness"] = numbers.staleness_report(log)
             lines += numbers.staleness_lines(found["staleness"])
         if budget or every:
-            found["budget"] = numbers.budget_report(numbers.groups_of(log))
-            lines += numbers.budget_lines(found["budget"])
+            report = numbers.budget_report(numbers.groups_of(log))
+            found["budget"] = numbers.budget_facts(report)
+            lines += numbers.budget_lines(report)
         if errors or every:
             found["errors"] = numbers.error_report(numbers.groups_of(log))
             lines += numbers.error_lines(found["errors"])
@@ -1012,6 +1084,7 @@ def estimators_compare(
     from learner.compare import compare, compare_lines
     from store.log import open_log
 
+    _check_target(png, PICTURES)
     with open_log(run_dir, readonly=True) as log:
         found = compare(log, _step_range(None, steps, not steps, log), names, _code_loader(allow_code))
     click.echo(msgspec.json.encode(found).decode() if as_json else "\n".join(compare_lines(found)))
@@ -1046,9 +1119,12 @@ def show(run_dir: Path, allow_code: tuple[str, ...], uid: str, trajectory: str, 
     """Look at a run in the terminal."""
     from rich.console import Console
 
+    from core.errors import ConfigError
     from learner.show import show_group, show_run
     from store.log import open_log
 
+    if bool(uid) + bool(trajectory) + follow > 1:
+        raise ConfigError("--group, --trajectory and --follow show different things: name one")
     with open_log(run_dir, readonly=True) as log:
         if trajectory:
             _show_trajectory(log, trajectory, allow_code)
@@ -1072,6 +1148,7 @@ def export_command(run_dir: Path, out: Path, form: str | None) -> None:
     from store.log import open_log
 
     form = _file_format(out, form)
+    _check_target(out)
     export, _ = _exchange(form)
     rows = "groups" if form == "bundle" else "trajectories"
     with open_log(run_dir, readonly=True) as log:
@@ -1090,11 +1167,19 @@ def import_command(run_dir: Path, source: Path, form: str | None) -> None:
 
     The run that they belong to goes with them.
     """
+    import shutil
+
     from store.log import open_log
 
     _, enter = _exchange(_file_format(source, form))
-    with open_log(run_dir, create=True) as log:
-        click.echo(f"entered {enter(log, source)} groups into {run_dir}")
+    new = not run_dir.exists()
+    try:
+        with open_log(run_dir, create=True) as log:
+            click.echo(f"entered {enter(log, source)} groups into {run_dir}")
+    except BaseException:
+        if new:  # nobody else knows of it yet
+            shutil.rmtree(run_dir, ignore_errors=True)
+        raise
 
 
 def _file_format(path: Path, form: str | None) -> str:
@@ -1253,8 +1338,10 @@ def engine_status(run_dir: Path, as_json: bool) -> None:
         click.echo(msgspec.json.encode(plain).decode())
     else:
         click.echo("running" if found.running else "not running")
-        for name, value in plain.items() if found.running else ():
-            click.echo(f"  {name}: {value}")
+        facts = plain | (plain.pop("address") or {})
+        for name, value in facts.items() if found.running else ():
+            if name not in ("running", "address"):
+                click.echo(f"  {name.replace('_', ' '):<16}  {value}")
 
 
 @engine.command("stop")

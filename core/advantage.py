@@ -154,6 +154,10 @@ def estimate(
             found = np.asarray(function(table, EstimatorOptions(singleton, group_by)), dtype=np.float64)
     except OverflowError as error:
         raise EstimatorError(f"estimator {name!r}: rewards too large to be summed ({error})") from error
+    except Exception as error:
+        if user is None:
+            raise
+        raise EstimatorError(f"estimator {name!r} failed: {error!r}; mend it and go on") from error
     if found.shape not in {table.rewards.shape, table.path_nodes.shape}:
         raise EstimatorError(
             f"estimator {name!r} returned shape {found.shape!r}, expected {table.rewards.shape!r} (per leaf) "

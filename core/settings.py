@@ -12,6 +12,7 @@ import msgspec
 
 from core.config import Config, Table
 from core.errors import ConfigError
+from core.ranges import check_ranges
 
 Plain = dict[str, object]
 
@@ -19,25 +20,36 @@ Plain = dict[str, object]
 def build_config(preset: str, file_tables: Mapping[str, object], assignments: Sequence[str]) -> Config:
     """Return the configuration of `preset`, overridden by the file's tables, then by `key=value` texts.
 
-    Raises ConfigError with the offending key or value and the nearest valid name.
+    A preset may also be named as `run.preset`. Raises ConfigError with the offending key or value and the
+    nearest valid name.
     """
-    plain: Plain = {}
-    _merge(plain, preset_tables(preset), where=f"preset {preset!r}")
-    _merge(plain, file_tables, where="the configuration file")
+    given: Plain = {}
+    _merge(given, file_tables, where="the configuration file")
     for text in assignments:
         key, value = parse_assignment(text)
+        _assign(given, key, value)
+    preset = _named_preset(preset, given)
+    plain: Plain = {}
+    _merge(plain, preset_tables(preset), where=f"preset {preset!r}")
+    for key, value in _flatten(given):
         _assign(plain, key, value)
     if preset:
-        plain.setdefault("run", {})
-        run = plain["run"]
-        assert isinstance(run, dict)
-        run["preset"] = preset
+        _assign(plain, "run.preset", preset)
     try:
         config = msgspec.convert(plain, Config)
     except msgspec.ValidationError as error:
         raise ConfigError(f"configuration: {error}") from error
-    _check_ranges(config)
+    check_ranges(dict(_flatten(msgspec.to_builtins(config))))
     return _with_hosted_model(config)
+
+
+def _named_preset(preset: str, given: Plain) -> str:
+    """Return the one preset that is named, by the option or as `run.preset`; raises ConfigError on two."""
+    run = given.get("run")
+    named = run.get("preset", "") if isinstance(run, dict) else ""
+    if preset and named and named != preset:
+        raise ConfigError(f"two presets are named, {preset!r} and, as run.preset, {named!r}")
+    return preset or str(named)
 
 
 def _with_hosted_model(config: Config) -> Config:
@@ -176,49 +188,6 @@ def _flatten(
 def _nearest(name: str, names: Iterator[str] | Sequence[str] | Mapping[str, object]) -> str:
     close = difflib.get_close_matches(name, list(names), n=1, cutoff=0.5)
     return f", did you mean {close[0]!r}?" if close else ""
-
-
-_AT_LEAST: Mapping[str, float] = {
-    "rollout.group_size": 1,
-    "rollout.tree.m": 1,
-    "rollout.tree.n": 0,
-    "rollout.tree.l": 0,
-    "rollout.tree.k": 1,
-    "rollout.max_turns": 1,
-    "rollout.max_search_calls": 0,
-    "rollout.max_trajectory_tokens": 2,
-    "rollout.max_assistant_tokens": 1,
-    "rollout.max_tool_tokens": 1,
-    "rollout.concurrency": 1,
-    "rollout.min_group": 1,
-    "rollout.temperature": 0,
-    "tools.search.top_k": 1,
-    "tools.search.retries": 0,
-    "learner.groups_per_step": 1,
-    "learner.max_staleness": 0,
-    "learner.learning_rate": 0,
-    "learner.save_every": 1,
-    "learner.eval_every": 0,
-    "learner.packing.max_datums": 1,
-    "learner.packing.max_datum_tokens": 1,
-    "learner.packing.max_padded_tokens": 1,
-    "learner.group_deadline": 1,
-}
-
-
-def _check_ranges(config: Config) -> None:
-    values = dict(_flatten(msgspec.to_builtins(config)))
-    for key, least in _AT_LEAST.items():
-        value = values[key]
-        assert isinstance(value, (int, float))
-        if not value >= least:
-            raise ConfigError(f"setting {key!r}: {value!r} is too small, expected at least {least:g}")
-    if not 4 <= config.engine.lora_rank <= 64:
-        raise ConfigError(f"setting 'engine.lora_rank': {config.engine.lora_rank!r}, expected 4 to 64")
-    if not 0 < config.rollout.top_p <= 1:
-        raise ConfigError(
-            f"setting 'rollout.top_p': {config.rollout.top_p!r}, expected more than 0 and at most 1"
-        )
 
 
 _TREE_COMMON: Plain = {

@@ -17,6 +17,8 @@ USERS = "engine.users"
 START = "engine.start"
 ADDRESS = "engine.json"
 LOG = "engine.log"
+MODEL_NAME = "rolltape/tiny"
+"""What every embedded engine calls its model."""
 
 
 class Address(msgspec.Struct, frozen=True):

@@ -225,6 +225,15 @@ def staleness_lines(report: StalenessReport) -> list[str]:
     return lines or ["no group has been trained yet"]
 
 
+def budget_facts(report: BudgetReport) -> dict[str, dict[str, float]]:
+    """Return a budget report with every number under its name, for JSON."""
+    return {
+        "cost": report.cost._asdict(),
+        "tokens_per_group": report.tokens._asdict(),
+        "calls_per_group": report.calls._asdict(),
+    }
+
+
 def budget_lines(report: BudgetReport) -> list[str]:
     """Return the cost for a terminal; "paper" is M·B + L·N·B/2, "expected" counts every tree's expansions."""
     cost = report.cost

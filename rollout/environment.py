@@ -6,22 +6,20 @@ from pathlib import Path
 
 import msgspec
 
-from core.advantage import check_estimator
 from core.config import Config
 from core.errors import ConfigError, DataError
 from engine.client import Session
 from engine.embedded.world import write_world
 from rollout.chat import Chat
 from rollout.data import Example, load_examples
-from rollout.expand import expand_policy
+from rollout.early import check_corpus, check_settings
 from rollout.prompts import PromptTemplate, load_prompt
 from rollout.protocols import get_protocol
 from rollout.reward import get_scorer
 from rollout.run import Environment
-from rollout.search.build import check_address
 from rollout.search.index import Notify
 from rollout.search.service import Cache
-from rollout.tools import TOOL_NAMES, build_tools
+from rollout.tools import build_tools
 
 WORLD = "world"
 """The setting value that names the embedded engine's generated world, written into the run."""
@@ -33,7 +31,7 @@ def freeze(config: Config, allow_code: Collection[str] = ()) -> Config:
     Everything that a later command would stumble over is checked here, before anything is written. Raises
     ConfigError, DataError, EstimatorError or CodeNotAllowed.
     """
-    _check_names(config)
+    check_settings(config)
     protocol = get_protocol(config.rollout.protocol)
     template = load_prompt(config.rollout.prompt, protocol.name)
     get_scorer(config.reward.scorer, config.reward, allow_code)
@@ -42,23 +40,12 @@ def freeze(config: Config, allow_code: Collection[str] = ()) -> Config:
     for path in (data.train, data.eval):
         if path != WORLD:
             load_examples(Path(path))
-    if search.backend == "local" and corpus != WORLD and not Path(corpus).is_file():
-        raise ConfigError(f"setting 'tools.search.corpus': there is no file {corpus!r}")
+    if "search" in config.tools.declared and search.backend == "local" and corpus != WORLD:
+        check_corpus(corpus)
     prompted = msgspec.structs.replace(
         config.rollout, system_prompt=template.system, user_template=template.user
     )
     return msgspec.structs.replace(config, rollout=prompted)
-
-
-def _check_names(config: Config) -> None:
-    """Raise what the command would that uses these names; user code is left to that command."""
-    check_estimator(config.learner.estimator)
-    if ":" not in config.rollout.tree.expand:
-        expand_policy(config.rollout.tree.expand, config.rollout.tree.temperature)
-    for name in config.tools.declared:
-        if name not in TOOL_NAMES:
-            raise ConfigError(f"setting 'tools.declared': {name!r}, expected {' or '.join(TOOL_NAMES)}")
-    check_address(config.tools.search)
 
 
 def with_absolute_paths(config: Config) -> Config:
@@ -86,6 +73,12 @@ def prepare_world(config: Config, run_dir: Path) -> None:
     """Write the generated world into the run, if a setting names it; the same seed gives the same bytes."""
     if needs_world(config):
         write_world(run_dir / WORLD, config.run.seed)
+
+
+def restore_world(config: Config, run_dir: Path) -> None:
+    """Write the generated world where it is missing, as in an imported run or a backup."""
+    if not (run_dir / WORLD / "train.jsonl").exists():
+        prepare_world(config, run_dir)
 
 
 def questions(config: Config, run_dir: Path, split: str) -> list[Example]:

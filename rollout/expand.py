@@ -99,4 +99,13 @@ def _user_policy(spec: str, allow_code: Collection[str]) -> ExpandPolicy:
         raise ConfigError(
             f"unknown expansion policy {spec!r}, expected random, uncertainty, value or module:function"
         )
-    return cast("ExpandPolicy", load_function(spec, allow_code))
+    function = cast("ExpandPolicy", load_function(spec, allow_code))
+
+    def policy(tree: Tree, candidates: Sequence[NodeId | None], count: int, draws: Float64) -> Expansion:
+        try:
+            nodes, scores = function(tree, candidates, count, draws)
+            return Expansion(tuple(nodes), tuple(map(float, scores)))
+        except Exception as error:  # user code may raise anything
+            raise ConfigError(f"expansion policy {spec!r} failed: {error!r}; mend it and go on") from error
+
+    return policy

@@ -24,11 +24,10 @@ from engine.embedded.base_model import BASE_FOLDER
 from engine.embedded.checkpoints import CheckpointStore, write_file
 from engine.embedded.compute import BaseModel
 from engine.embedded.state import Identity, Limits
-from engine.locks import ADDRESS, LOCK, USERS, Address, open_lock, try_lock, unlock
+from engine.locks import ADDRESS, LOCK, MODEL_NAME, USERS, Address, open_lock, try_lock, unlock
 
 logger = logging.getLogger("rolltape.engine")
 
-ALIAS = "rolltape/tiny"
 LOCK_PATIENCE = 5.0
 """Seconds to try for engine.lock, which clients take shared for an instant to see if we live."""
 GRACE_SECONDS = 2
@@ -119,7 +118,7 @@ class EngineProcess:
         self._lock = lock
         self._listener = listener
         self._base = BaseModel.load(options.base)
-        self._identity = Identity(ALIAS, secrets.token_urlsafe(32), secrets.token_hex(8))
+        self._identity = Identity(MODEL_NAME, secrets.token_urlsafe(32), secrets.token_hex(8))
         app = build_app(
             self._base,
             CheckpointStore(options.folder),
@@ -149,7 +148,7 @@ class EngineProcess:
             instance=self._identity.instance,
             url=f"http://127.0.0.1:{self._listener.getsockname()[1]}",
             token=self._identity.token,
-            model=ALIAS,
+            model=MODEL_NAME,
             model_folder=str(self._base.folder),
             fingerprint=self._base.fingerprint,
         )

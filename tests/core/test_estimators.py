@@ -452,3 +452,15 @@ def test_a_hundred_thousand_leaves_take_milliseconds(name: str) -> None:
         estimate(name, table)
         best = min(best, time.perf_counter() - start)
     assert best < 0.3
+
+
+def test_a_fault_of_a_users_estimator_is_told_with_its_kind() -> None:
+    """Whatever it raises, also because it takes other arguments."""
+
+    def stumbles(table: LeafTable, options: EstimatorOptions) -> Float64:
+        raise ZeroDivisionError(f"{len(table.rewards)} leaves, {options.singleton}")
+
+    with pytest.raises(EstimatorError, match=r"'mine:bad' failed: ZeroDivisionError\('4 leaves, zero'\)"):
+        estimate("mine:bad", of_bush((1.0, 0.0, 0.5, -0.5)), user=stumbles)
+    with pytest.raises(EstimatorError, match="'mine:none' failed: TypeError"):
+        estimate("mine:none", of_bush((1.0, 0.0, 0.5, -0.5)), user=lambda: 1)  # type: ignore[arg-type, return-value, misc]

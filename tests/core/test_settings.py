@@ -75,9 +75,9 @@ def test_assignments_are_toml_or_text(text: str, expected: tuple[str, object]) -
         (["run.seed=much"], "setting 'run.seed': 'much' does not fit"),
         (["learner.loss=pppo"], "did you mean 'ppo'?; choices: importance_sampling, ppo"),
         (["run.seed=1", "run.seed.low=2"], "'seed' is a value, not a table"),
-        (["run.seed.low=2"], "configuration: Expected `int`, got `object`"),
+        (["run.seed.low=2"], "'run.seed': {'low': 2} does not fit (Expected `int`, got `object`)"),
         (["rollout.group_size=0"], "'rollout.group_size': 0 is too small, expected at least 1"),
-        (["learner.learning_rate=nan"], "nan is too small"),
+        (["learner.learning_rate=nan"], "nan, expected a finite number"),
         (["engine.lora_rank=3"], "'engine.lora_rank': 3, expected 4 to 64"),
         (["rollout.top_p=0.0"], "'rollout.top_p': 0.0, expected more than 0"),
     ],
@@ -98,6 +98,36 @@ def test_bad_files_and_presets_are_named() -> None:
         build_config("", {"colour": {"red": 3}}, [])
     with pytest.raises(ConfigError, match="unknown preset 'serch-r1', did you mean 'search-r1'"):
         build_config("serch-r1", {}, [])
+
+
+def test_a_preset_may_be_named_in_a_file() -> None:
+    """`run.preset` means what --preset does; two that differ are an error, an unknown one as well."""
+    named = build_config("", {"run": {"preset": "demo"}}, ["rollout.max_turns=3"])
+    assert named == build_config("demo", {}, ["rollout.max_turns=3"])
+    assert build_config("demo", {}, ["run.preset=demo"]) == build_config("demo", {}, [])
+    with pytest.raises(ConfigError, match=r"two presets are named, 'demo' and, as run\.preset, 'search-r1'"):
+        build_config("demo", {"run": {"preset": "search-r1"}}, [])
+    with pytest.raises(ConfigError, match="unknown preset 'dem'"):
+        build_config("", {"run": {"preset": "dem"}}, [])
+
+
+@pytest.mark.parametrize(
+    ("assignment", "expected"),
+    [
+        ("tools.search.timeout=inf", "finite"),
+        ("tools.search.timeout=0.0", "more than 0"),
+        ("run.seed=-1", "at least 0"),
+        ("run.seed=2147483648", "at most 2147483647"),
+        ("learner.adam.beta2=1.0", "less than 1"),
+        ("budget.money=-1", "at least 0"),
+        ("rollout.top_k=-2", "at least -1"),
+    ],
+)
+def test_numbers_that_cannot_be_meant_are_refused(assignment: str, expected: str) -> None:
+    """Before a run is made: later, somebody would have paid for it."""
+    with pytest.raises(ConfigError, match=assignment.partition("=")[0]) as caught:
+        build_config("", {}, [assignment])
+    assert expected in str(caught.value)
 
 
 def test_numbers_become_what_the_field_is() -> None:

@@ -36,6 +36,25 @@ def refused(done: Finished, *words: str) -> None:
         (("--preset", "demo", "--set", 'tools.declared=["serch"]'), ("'serch'", "calculator")),
         (("--preset", "demo", "--set", "tools.search.backend=retrieval"), ("tools.search.url",)),
         (("--preset", "demo", "--set", "tools.search.url=localhost:8000"), ("'localhost:8000'", "http://")),
+        (("--preset", "demo", "--set", "tools.search.backend=zhihu"), ("ZHIHU_SEARCH_KEYS",)),
+        (("--preset", "demo", "--set", "tools.search.timeout=0"), ("more than 0",)),
+        (("--preset", "demo", "--set", "tools.search.corpus=empty.jsonl"), ("empty.jsonl", "no passages")),
+        (("--preset", "demo", "--set", "tools.search.corpus=odd.jsonl"), ("odd.jsonl line 1",)),
+        (("--preset", "demo", "--set", 'tools.declared=["search", "search"]'), ("twice",)),
+        (("--preset", "demo", "--set", "learner.learning_rate=inf"), ("finite",)),
+        (("--preset", "demo", "--set", "learner.loss_config={clip=3.0}"), ("'clip'", "takes no settings")),
+        (
+            ("--preset", "demo", "--set", "learner.loss=gspo", "--set", "learner.loss_config.beta=1"),
+            ("'beta'",),
+        ),
+        (("--preset", "demo", "--set", "run.seed=-1"), ("'run.seed'", "at least 0")),
+        (("--preset", "demo", "--set", "run.seed=99999999999999999999"), ("'run.seed'", "at most")),
+        (("--preset", "demo", "--set", "rollout.temperature=0.5"), ("allow_off_distribution",)),
+        (("--preset", "demo", "--set", "rollout.top_k=-7"), ("'rollout.top_k'",)),
+        (("--preset", "demo", "--set", "engine.base_model=Qwen/Qwen3.5-4B"), ("engine.kind=pytrio",)),
+        (("--preset", "demo", "--set", "budget.money=-1"), ("'budget.money'",)),
+        (("--preset", "demo", "--set", "run.preset=search-r1"), ("'demo'", "'search-r1'")),
+        (("--set", "run.preset=dem"), ("'dem'", "'demo'")),
         (("--config", "nowhere.toml"), ("nowhere.toml",)),
         ((), ("--preset",)),
     ],
@@ -45,7 +64,12 @@ def test_a_wrong_setting_is_one_line_and_writes_nothing(
 ) -> None:
     """Nothing is made before every setting was checked."""
     run_dir = tmp_path / "run"
-    refused(cli("rollout", "--run", run_dir, *arguments), *words)
+    (tmp_path / "empty.jsonl").write_text("")
+    (tmp_path / "odd.jsonl").write_text('{"id": 1}\n')
+    given = [
+        word.replace("=empty", f"={tmp_path}/empty").replace("=odd", f"={tmp_path}/odd") for word in arguments
+    ]
+    refused(cli("rollout", "--run", run_dir, *given), *words)
     assert not run_dir.exists()
 
 
@@ -122,7 +146,7 @@ def test_the_hosted_service_without_credentials_says_what_to_do_at_once(tmp_path
     )  # fmt: skip
     refused(done, "trio login", "PYTRIO_API_KEY")
     assert time.monotonic() - started < 20
-    assert not (tmp_path / "run" / "log").exists()
+    assert not (tmp_path / "run").exists()
 
 
 def test_help_names_every_command() -> None:

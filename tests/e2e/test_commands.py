@@ -11,7 +11,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 import cli as program
-from tests.e2e.conftest import ENVIRONMENT, cli
+from engine import launch
+from store.log import open_log
+from tests.e2e.conftest import ENVIRONMENT, cli, finish, start
 
 FAKE_SWANLAB = Path(__file__).resolve().parents[1] / "learner" / "fake_swanlab"
 
@@ -217,6 +219,96 @@ def test_what_cannot_be_written_is_one_line(finished_run: Path, tmp_path: Path) 
     for place in (tmp_path / "none", tmp_path / "file"):
         assert str(place) in refusal("report", "--run", finished_run, "--html", place / "page.html")
         assert str(place) in refusal("export", "--run", finished_run, "--out", place / "groups.jsonl")
+
+
+CONFLICTS: tuple[tuple[tuple[str, ...], str], ...] = (
+    (("replay", "--step", "0", "--estimator", "grpo", "--rescore"), "one at a time"),
+    (("replay", "--trajectory", "000000.0/1/0.0.0", "--json"), "--json"),
+    (("replay", "--trajectory", "000000.0/1/0.0.0", "--rescore"), "one at a time"),
+    (("show", "--group", "000000.0", "--follow"), "name one"),
+    (("show", "--group", "000000.0", "--trajectory", "000000.0/1/0.0.0"), "name one"),
+    (("verify", "--head", "abc"), "64 hexadecimal digits"),
+    (("eval", "--name", "../../elsewhere"), "--name"),
+    (("eval", "--name", "a:b"), "--name"),
+    (("eval", "compare", "base", "--png", "x.foo"), ".png"),
+    (("estimators", "compare", "grpo", "--png", "nowhere/x.png"), "there is no folder 'nowhere'"),
+    (("replay", "--step", "0", "--html", "nowhere/x.html"), "there is no folder 'nowhere'"),
+)
+
+
+@pytest.mark.parametrize(("words", "told_why"), CONFLICTS, ids=repr)
+def test_what_cannot_be_meant_is_refused(
+    finished_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], told_why: str
+) -> None:
+    """No option is silently left aside, and no name leads out of the run."""
+    monkeypatch.chdir(tmp_path)
+    assert told_why in refusal(*words, "--run", finished_run)
+    assert not list(tmp_path.iterdir())
+
+
+def test_learning_from_a_run_refuses_before_it_makes_one(finished_run: Path, tmp_path: Path) -> None:
+    """The same run, a source without steps, and steps that it does not have."""
+    new = tmp_path / "new"
+    assert "needs a new one" in refusal("learn", "--from", finished_run, "--run", finished_run)
+    assert "0 to 2" in refusal("learn", "--from", finished_run, "--run", new, "--steps", "7:9")
+    bundle, imported = tmp_path / "groups.bundle", tmp_path / "imported"
+    told("export", "--run", finished_run, "--out", bundle)
+    told("import", "--run", imported, "--from", bundle)
+    assert f"learn --run {imported}" in refusal("learn", "--from", imported, "--run", new)
+    assert not new.exists()
+
+
+def test_an_import_that_fails_leaves_nothing(tmp_path: Path) -> None:
+    """A file that is cut, and one whose run is missing; a directory that was there stays."""
+    (tmp_path / "cut.bundle").write_bytes(b"rolltape")
+    (tmp_path / "alone.jsonl").write_text("{}\n")
+    for name in ("cut.bundle", "alone.jsonl"):
+        assert name in refusal("import", "--run", tmp_path / "run", "--from", tmp_path / name)
+    assert not (tmp_path / "run").exists()
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "kept" / "notes").write_text("mine")
+    refusal("import", "--run", tmp_path / "kept", "--from", tmp_path / "cut.bundle")
+    assert (tmp_path / "kept" / "notes").read_text() == "mine"
+
+
+def test_an_imported_run_can_be_rolled_out_and_its_world_comes_back(
+    finished_run: Path, tmp_path: Path
+) -> None:
+    """The questions of the generated world are a function of the seed; the tickets go on where they were."""
+    bundle, run = tmp_path / "groups.bundle", tmp_path / "imported"
+    told("export", "--run", finished_run, "--out", bundle)
+    told("import", "--run", run, "--from", bundle)
+    with open_log(run, readonly=True) as log:
+        before = log.state().next_ticket
+    rollout = start("rollout", "--run", run, "--set", "learner.max_staleness=0")
+    learn = start("learn", "--run", run, "--max-steps", 4)
+    finish(learn)
+    finish(rollout)
+    launch.stop(run, force=True)
+    world = Path("world") / "train.jsonl"
+    assert (run / world).read_bytes() == (finished_run / world).read_bytes()
+    with open_log(run, readonly=True) as log:
+        assert log.state().committed_steps == 4
+        assert log.state().next_ticket == before + 8
+
+
+def test_the_numbers_of_a_run_have_names(finished_run: Path) -> None:
+    """No number stands in a bare list."""
+    found = json.loads(told("stats", "--run", finished_run, "--budget", "--json"))["budget"]
+    assert found["cost"]["groups"] == 24
+    assert found["tokens_per_group"]["measured"] == found["tokens_per_group"]["paper"]
+
+
+def test_a_user_estimator_that_fails_is_one_line(
+    finished_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With its name and what it raised."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "odd_estimator.py").write_text("def nothing():\n    return 1\n")
+    named = "odd_estimator:nothing"
+    given = ("--run", finished_run, "--allow-code", named)
+    assert "TypeError" in refusal("replay", "--step", 0, "--estimator", named, *given)
+    assert named in refusal("estimators", "compare", "grpo", named, *given)
 
 
 def test_reading_commands_tell_of_a_finished_run(finished_run: Path, tmp_path: Path) -> None:

@@ -111,6 +111,19 @@ def test_user_policy_needs_permission_by_name() -> None:
     assert policy(grown(), CANDIDATES, 2, np.zeros(4)) == Expansion(("0.0.0", "0.0.0"), (0.0, 1.0))
 
 
+def odd_policy(tree: Tree, candidates: Sequence[NodeId | None], count: int, draws: Float64) -> int:
+    """Return no expansion."""
+    return count
+
+
+def test_a_fault_of_a_users_policy_is_a_plain_error() -> None:
+    """What it raises, or what it returns instead of an expansion, is told with the policy's name."""
+    spec = "tests.rollout.test_trees_expand:odd_policy"
+    policy = expand_policy(spec, 1.0, allow_code=(spec,))
+    with pytest.raises(ConfigError, match="odd_policy' failed: TypeError"):
+        policy(grown(), CANDIDATES, 2, np.zeros(4))
+
+
 @pytest.mark.parametrize(
     "spec",
     [
