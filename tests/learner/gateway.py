@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 import msgspec
@@ -26,9 +26,15 @@ class Asked(NamedTuple):
     @property
     def event(self) -> str:
         """The type of the training event that is posted, "" for any other request."""
+        return str(self.envelope["type"]) if self.envelope else ""
+
+    @property
+    def envelope(self) -> dict[str, Any]:
+        """The training event that is posted, {} for any other request."""
         if (self.method, self.path) != ("POST", "/v1/events"):
-            return ""
-        return str(msgspec.msgpack.decode(self.body)["type"])
+            return {}
+        decoded: dict[str, Any] = msgspec.msgpack.decode(self.body)
+        return decoded
 
 
 class Said(NamedTuple):
@@ -63,17 +69,22 @@ def failed_event(asked: Asked, code: str) -> Said:
 
 
 class Gateway:
-    """Passes everything on, except what its fault answers; remembers the requests that it answered so."""
+    """Passes everything on, except what its fault answers; remembers the training events that passed."""
 
     def __init__(self, address: Address) -> None:
         self.engine = urlsplit(address.url)
         self.token = address.token
         self.url = ""
-        self.answered: list[Asked] = []
+        self.passed: list[dict[str, Any]] = []
         self._fault: Fault = lambda _asked: None
         self._lock = threading.Lock()
         self._met = threading.Event()
         self.healed = threading.Event()
+
+    def payloads(self, kind: str) -> list[dict[str, Any]]:
+        """Return what the service received in the events of one type."""
+        with self._lock:
+            return [event["payload"] for event in self.passed if event["type"] == kind]
 
     def set_fault(self, fault: Fault) -> None:
         """Answer with what `fault` returns from now on; None passes a request on."""
@@ -95,8 +106,9 @@ class Gateway:
         with self._lock:
             said = self._fault(asked)
             if said is not None:
-                self.answered.append(asked)
                 self._met.set()
+            elif asked.envelope:
+                self.passed.append(asked.envelope)
             return said
 
 
