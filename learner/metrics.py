@@ -4,6 +4,7 @@ Names follow the Search-R1 recipe where it has one. Members are the chosen leave
 counted once, however many leaves share them. `trainer/*` and `time/*` are facts of the commit, not of this.
 """
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from math import fsum
@@ -21,6 +22,9 @@ SEARCH = "search"
 INVALID_ACTION = "invalid_action"
 TIMEOUT, RATE_LIMITED = "timeout", "rate_limited"
 FOUND = frozenset({"success", "empty"})
+
+LENGTHS = (128, 256, 512, 1024, 2048, 4096, 8192)
+"""Upper bounds, in tokens, of the classes in which trajectories are counted; one class more has no bound."""
 
 Metrics = dict[str, float]
 
@@ -41,6 +45,7 @@ def step_metrics(groups: Sequence[GroupFacts], batch: StepBatch) -> Metrics:
         _reward(members)
         | _rollout(groups, members, nodes)
         | _outcomes(members)
+        | _counts(nodes, members)
         | _search(nodes)
         | _tree(groups)
         | cost_metrics(facts.group for facts in groups)
@@ -140,6 +145,16 @@ def _outcomes(members: Sequence[Trajectory]) -> Metrics:
         f"outcome/{outcome}": counts[outcome] / len(members) if members else 0.0
         for outcome in Outcome
         if outcome not in VOID_OUTCOMES
+    }
+
+
+def _counts(nodes: Sequence[Node], members: Sequence[Trajectory]) -> Metrics:
+    """Count ended leaves by outcome, and members by length: what a biased selection would thin out."""
+    outcomes = Counter(node.answer.outcome for node in nodes if node.answer is not None)
+    lengths = Counter(bisect_left(LENGTHS, trajectory_tokens(member)) for member in members)
+    classes = [*(f"upto_{bound:04}" for bound in LENGTHS), f"above_{LENGTHS[-1]}"]
+    return {f"count/{outcome}": float(outcomes[outcome]) for outcome in Outcome} | {
+        f"length/{name}": float(lengths[place]) for place, name in enumerate(classes)
     }
 
 

@@ -20,7 +20,9 @@ def with_components(script: Script, tree: int, node: str, **components: float) -
 
 def measured(*scored: tuple[Group, tuple[ChosenLeaf, ...]], staleness: tuple[int, ...] = (0,)) -> Metrics:
     """Return the metrics of a step of these groups."""
-    batch = build_step(list(scored), BatchSettings(packing=PackingSettings(max_datums=2)))
+    batch = build_step(
+        list(scored), BatchSettings(packing=PackingSettings(max_datums=2, max_datum_tokens=9000))
+    )
     facts = [
         GroupFacts(group, members(group, chosen), age)
         for (group, chosen), age in zip(scored, staleness, strict=True)
@@ -61,6 +63,24 @@ def test_rewards_turns_and_outcomes_are_means_over_members() -> None:
     assert metrics["rollout/degenerate_group_rate"] == 0
     assert metrics["outcome/answered"] == pytest.approx(2 / 3)
     assert metrics["outcome/bad_format"] == pytest.approx(1 / 3)
+
+
+def test_leaves_are_counted_by_outcome_and_members_by_length() -> None:
+    """Void leaves are counted too; a length that equals a bound belongs to it."""
+    script = searching()
+    for tree, length in ((5, 125), (6, 126), (7, 8189), (8, 8190)):
+        script.turn("0.0.0", None, [4] * length, tree=tree).end("0.0.0", 1.0, tree=tree)
+    metrics = measured(script.scored())
+    counted = {name: value for name, value in metrics.items() if name.startswith("count/") and value}
+    assert counted == {"count/answered": 6, "count/bad_format": 1, "count/void_tool": 1}
+    assert len([name for name in metrics if name.startswith("count/")]) == len(Outcome)
+    lengths = {name: value for name, value in metrics.items() if name.startswith("length/") and value}
+    assert lengths == {
+        "length/upto_0128": 4,
+        "length/upto_0256": 1,
+        "length/upto_8192": 1,
+        "length/above_8192": 1,
+    }
 
 
 def test_training_counts_come_from_the_batch() -> None:
