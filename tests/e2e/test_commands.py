@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import click
+import msgspec
 import pytest
 from click.testing import CliRunner, Result
 
@@ -173,6 +174,35 @@ def test_a_run_with_checkpoints_does_not_begin_anew(finished_run: Path) -> None:
     done = cli("learn", "--run", finished_run, "--resume-from", "trio://elsewhere/state/s")
     assert done.status == 0, done.err
     assert "--resume-from only begins a run" in done.err
+
+
+def test_another_run_is_learned_from_and_each_step_is_a_line_of_json(
+    finished_run: Path, tmp_path: Path
+) -> None:
+    """Other advantages from the same rollouts; every step is re-derived, and nothing was sampled."""
+    new = tmp_path / "new"
+    out = told(
+        "learn", "--from", finished_run, "--run", new, "--estimator", "grpo", "--steps", "0:1", "--json"
+    )
+    steps = [json.loads(line) for line in out.splitlines()]
+    assert [step["step"] for step in steps] == [0, 1]
+    assert all(step["rollout_metrics"]["train/members"] == 64 for step in steps)
+    assert "2 steps replayed: all MATCH" in told("replay", "--run", new, "--all")
+    launch.stop(new, force=True)
+
+
+@pytest.mark.parametrize("name", ["tokenizer", "base_model"])
+def test_a_run_of_another_model_is_not_learned_from(finished_run: Path, tmp_path: Path, name: str) -> None:
+    """Its tokens and logprobs mean something else; the line names what differs."""
+    with open_log(finished_run, readonly=True) as log:
+        opened = log.run_event()
+    assert opened is not None
+    other = msgspec.structs.replace(opened, fingerprints=opened.fingerprints | {name: "another"})
+    with open_log(tmp_path / "source", create=True, role="rollout") as log:
+        log.open_run(other)
+    line = refusal("learn", "--from", tmp_path / "source", "--run", tmp_path / "new")
+    assert f"the source run has {name} 'another'" in line
+    launch.stop(tmp_path / "new", force=True)
 
 
 def test_user_code_that_cannot_be_read_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

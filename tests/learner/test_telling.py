@@ -1,5 +1,6 @@
 """How audits read: notes of many steps are told once."""
 
+import msgspec
 import pytest
 
 from core.events import StepCommitted
@@ -124,3 +125,12 @@ def test_quiet_steps_say_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     """No head either."""
     StepTable(3, quiet=True).tell(commit(0))
     assert capsys.readouterr().out == ""
+
+
+def test_a_script_gets_each_step_as_the_committed_event(capsys: pytest.CaptureFixture[str]) -> None:
+    """One JSON object a line, without a head, also when --quiet is given."""
+    table = StepTable(3, quiet=True, as_json=True)
+    for step in range(2):
+        table.tell(commit(step))
+    told = [msgspec.json.decode(line, type=StepCommitted) for line in capsys.readouterr().out.splitlines()]
+    assert told == [commit(0), commit(1)]
