@@ -8,12 +8,13 @@ The file `lock` keeps a successor waiting until this
 process has ended. What SwanLab prints goes to standard error.
 """
 
+import contextlib
 import fcntl
 import os
 import signal
 import sys
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import msgspec
 import swanlab
@@ -33,7 +34,7 @@ PROBES = ("hardware", "runtime", "requirements", "conda", "git", "swanlab", "mon
 
 def main() -> None:
     """Take points until standard input ends, then let SwanLab finish."""
-    answers = os.fdopen(os.dup(1), "wb")
+    answers = os.dup(1)
     os.dup2(2, 1)
     lines = sys.stdin.buffer
     opening = msgspec.json.decode(lines.readline(), type=Opening)
@@ -69,9 +70,10 @@ def _start(opening: Opening, folder: Path) -> Any:
     )
 
 
-def _answer(answers: BinaryIO, taken: Taken) -> None:
-    answers.write(msgspec.json.encode(taken) + b"\n")
-    answers.flush()
+def _answer(answers: int, taken: Taken) -> None:
+    # A learner that is gone hears nothing, but what it has sent is still taken.
+    with contextlib.suppress(BrokenPipeError):
+        os.write(answers, msgspec.json.encode(taken) + b"\n")
 
 
 if __name__ == "__main__":

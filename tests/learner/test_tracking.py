@@ -25,7 +25,7 @@ from core.events import Evaluated, StepCommitted
 from engine.client import Session
 from learner.loop import run_learner
 from learner.metrics import Metrics
-from learner.points import point_of, read_position
+from learner.points import Opening, Point, point_of, read_position
 from learner.tracking import FOLDER, Patience, Tracking, check_installed
 from store.log import Log, open_log
 from store.ports import JournalRecord
@@ -251,6 +251,27 @@ def test_a_killed_learner_leaves_its_swanlab_process_to_finish(copy_of: Copy, fa
     assert done.returncode == -signal.SIGKILL
     until(lambda: len(fake.calls("finish")) == 1, "the end of the experiment")
     assert fake.steps() == [0, 1, 2]
+
+
+def test_points_are_taken_though_nobody_hears_the_answers(fake: Fake, tmp_path: Path) -> None:
+    """A learner may be killed between a point and its answer."""
+    root = Path(__file__).resolve().parents[2]
+    child = subprocess.Popen(
+        [sys.executable, "-m", "learner.swanlab_child"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(FAKE), str(root)])},
+    )
+    assert child.stdin is not None
+    assert child.stdout is not None
+    child.stdout.close()
+    opening = Opening(folder=str(tmp_path), mode="online", run_id="r", name="n", config={})
+    points = [Point(position=step + 1, step=step, metrics={"a": 1.0}) for step in range(3)]
+    child.stdin.write(b"".join(msgspec.json.encode(line) + b"\n" for line in (opening, *points)))
+    child.stdin.close()
+    assert child.wait(30) == 0
+    assert fake.steps() == [0, 1, 2]
+    assert len(fake.calls("finish")) == 1
 
 
 def test_disabled_starts_nothing(log: Log, fake: Fake) -> None:
