@@ -97,7 +97,24 @@ def replay_step(auditor: Auditor, step: int) -> StepReport:
     Raises StoreError when it was never planned, CodeNotAllowed when its estimator is code that the user has
     not allowed. A damaged or contradictory record is a MISMATCH that names it.
     """
-    return judge(auditor, auditor.log.plan(step), committed_event(auditor.log, step))
+    report = judge(auditor, auditor.log.plan(step), committed_event(auditor.log, step))
+    broken = tuple(_broken_links(auditor.log, step))
+    if not broken:
+        return report
+    return msgspec.structs.replace(report, match=False, differences=report.differences + broken)
+
+
+def _broken_links(log: Log, step: int) -> Iterator[Difference]:
+    """Yield what the journal's chain says against the step's own records, also where no datum changes."""
+    row = log.step(step)
+    for name, index in (("plan", row.planned_index), ("commit", row.committed_index)):
+        if index is not None and log.journal.is_linked(index) is False:
+            yield Difference(
+                place=f"step {step}",
+                field=f"journal record {index} (the {name})",
+                cause="the record after it holds another hash: it was altered after it was written. `verify` "
+                "checks the whole chain",
+            )
 
 
 def judge(auditor: Auditor, planned: StepPlanned, committed: StepCommitted | None) -> StepReport:

@@ -126,6 +126,20 @@ class LmdbJournal:
         key = keys.journal_key(index)
         return stored_event(key, self._stored(index))[0]
 
+    def is_linked(self, index: int) -> bool | None:
+        """Return whether the record after `index` holds its hash; None while there is no record after it.
+
+        Says that record `index` is as it was written, not that either is sound: that is what `verify` is for.
+        """
+        key, value, after = keys.journal_key(index), self._stored(index), keys.journal_key(index + 1)
+        with self._environment.read() as snapshot:
+            follower = snapshot.get(Table.JOURNAL, after)
+        if follower is None:
+            return None
+        return codec.unpack(Table.JOURNAL, after, follower).body[: codec.CHAIN_SIZE] == codec.chain(
+            key, value
+        )
+
     def _stored(self, index: int) -> bytes:
         with self._environment.read() as snapshot:
             value = snapshot.get(Table.JOURNAL, keys.journal_key(index))

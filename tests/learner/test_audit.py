@@ -23,8 +23,8 @@ from learner.fingerprints import changed, code_fingerprints, git_revision
 from learner.lint import Linter, Tally, lint, lint_lines
 from learner.loop import Options, run_learner
 from learner.offline import check_same_model, copy_groups
-from learner.rebuild import rebuild
-from learner.replay import Auditor, committed_steps, replay_step, replay_steps
+from learner.rebuild import committed_event, rebuild
+from learner.replay import Auditor, committed_steps, judge, replay_step, replay_steps
 from learner.stats import error_lines as errors_told
 from learner.stats import error_report, groups_of, staleness_lines, staleness_report
 from learner.view import Name, view_trajectory
@@ -148,7 +148,9 @@ def test_code_named_in_a_log_runs_only_when_it_is_allowed(copy_of: Copy) -> None
         with pytest.raises(CodeNotAllowed, match="mine:credit"):
             replay_step(Auditor(log, {}), 1)
         allowed = Auditor(log, {}, load=lambda name: ESTIMATORS["group_mean"])
-        assert replay_step(allowed, 1).match
+        assert judge(allowed, log.plan(1), committed_event(log, 1)).match
+        [chain] = replay_step(allowed, 1).differences
+        assert "(the plan)" in chain.field  # the test has put the name there itself
 
 
 def test_estimators_are_compared_over_steps(trees: Log) -> None:

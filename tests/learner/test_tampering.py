@@ -191,7 +191,8 @@ def forge_plan(run: Path, **fields: Any) -> StepReport:
 def test_an_altered_order_of_uids_is_proved(copy_of: Copy) -> None:
     """Ticket order gives the recorded batch, the altered order does not."""
     run = copy_of("chains")
-    [found] = forge_plan(run, groups=lambda plan: plan.groups[::-1]).differences
+    found, chain = forge_plan(run, groups=lambda plan: plan.groups[::-1]).differences
+    assert "(the plan)" in chain.field
     assert found.field == "order of uids"
     assert found.proven
 
@@ -302,3 +303,21 @@ def test_whatever_a_plan_says_the_judgement_is_a_report(
             assert forged.datum_digests == planned.datum_digests
             assert forged.batch_digest == planned.batch_digest
             assert forged.groups == planned.groups
+
+
+@pytest.mark.parametrize(("kind", "name"), [("planned_index", "plan"), ("committed_index", "commit")])
+def test_an_altered_record_that_changes_no_datum_is_a_mismatch(copy_of: Copy, kind: str, name: str) -> None:
+    """The next record's hash of it gives it away; the steps around it still match."""
+    run = copy_of("chains")
+    trained(run)
+    with open_log(run, readonly=True) as log:
+        index = getattr(log.step(1), kind)
+        assert log.journal.is_linked(index) is True
+        assert log.journal.is_linked(log.journal.length() - 1) is None
+    rewrite_journal(run, index, lambda event: msgspec.structs.replace(event, at=event.at + 1))
+    [found] = audit(run).differences
+    assert found.place == "step 1"
+    assert found.field == f"journal record {index} (the {name})"
+    assert "altered after it was written" in found.cause
+    assert audit(run, 0).match
+    assert audit(run, 2).match
