@@ -12,6 +12,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 import cli as program
+from core.events import StepCommitted
 from engine import launch
 from store.log import open_log
 from tests.e2e.conftest import ENVIRONMENT, cli, finish, start
@@ -195,11 +196,12 @@ def test_another_run_is_learned_from_and_each_step_is_a_line_of_json(
 def test_a_run_of_another_model_is_not_learned_from(finished_run: Path, tmp_path: Path, name: str) -> None:
     """Its tokens and logprobs mean something else; the line names what differs."""
     with open_log(finished_run, readonly=True) as log:
-        opened = log.run_event()
+        opened, planned = log.run_event(), msgspec.structs.replace(log.plan(0), groups=())
     assert opened is not None
     other = msgspec.structs.replace(opened, fingerprints=opened.fingerprints | {name: "another"})
-    with open_log(tmp_path / "source", create=True, role="rollout") as log:
+    with open_log(tmp_path / "source", create=True, role="learner") as log:
         log.open_run(other)
+        log.journal.append_sync([planned, StepCommitted(step=0, skipped=True, policy_version=0)])
     line = refusal("learn", "--from", tmp_path / "source", "--run", tmp_path / "new")
     assert f"the source run has {name} 'another'" in line
     launch.stop(tmp_path / "new", force=True)
