@@ -194,17 +194,17 @@ def _draw(commits: Sequence[StepCommitted]) -> None:
 
 
 def _evaluation_table(evaluations: dict[str, Evaluated]) -> Table:
-    table = Table(title="held-out questions (never trained on)", title_justify="left")
+    table = Table(title="held-out questions (never trained on), %", title_justify="left")
+    table.add_column("how")
     for title in (
-        "how",
-        "exact match before",
+        "exact\nmatch\nbefore",
         "after",
-        "format before",
+        "format\nbefore",
         "after",
-        "EM of well-formed before",
+        "EM of\nwell-\nformed\nbefore",
         "after",
     ):
-        table.add_column(title, justify="left" if title == "how" else "right")
+        table.add_column(title, justify="right", vertical="bottom")
     for evaluation in EVALUATIONS:
         pair = [evaluations.get(f"{evaluation.name}-{when}") for when in ("before", "after")]
         cells = [
@@ -217,4 +217,4 @@ def _evaluation_table(evaluations: dict[str, Evaluated]) -> Table:
 
 
 def _percent(value: float | None) -> str:
-    return "–" if value is None else f"{100 * value:.1f} %"
+    return "–" if value is None else f"{100 * value:.1f}"
