@@ -12,7 +12,7 @@ from engine import launch
 from store.log import Log, open_log
 from tests.learner.gateway import Gateway, gateway_to
 from tests.learner.process import Learner
-from tests.learner.support import CHAINS, Worker, make_config, open_event, until, working
+from tests.learner.support import CHAINS, Reward, Worker, any_reward, make_config, open_event, until, working
 
 
 class Place(NamedTuple):
@@ -34,7 +34,13 @@ class Place(NamedTuple):
 
 @contextlib.contextmanager
 def place(
-    tmp_path: Path, engine_dir: Path, patience: float = 30, *, groups: int = 0, **learner: object
+    tmp_path: Path,
+    engine_dir: Path,
+    patience: float = 30,
+    *,
+    groups: int = 0,
+    reward: Reward = any_reward,
+    **learner: object,
 ) -> Iterator[Place]:
     """Open a new run with a worker beside, or with `groups` groups; `patience` is the SDK's, in seconds."""
     hosted = EngineSettings(kind="pytrio", base_model="rolltape/tiny", lora_rank=4, request_timeout=patience)
@@ -46,7 +52,7 @@ def place(
         open_log(tmp_path / "run", create=True, role="rollout") as log,
     ):
         log.open_run(open_event(config))
-        worker = Worker(log, config, CHAINS)
+        worker = Worker(log, config, CHAINS, reward)
         for _ in range(groups):
             worker.step()
         env = {

@@ -50,6 +50,17 @@ def test_a_loss_arrives_under_its_name_with_its_config(
         assert any(weight != 0 for datum in backward["data"] for weight in datum["weights"])
 
 
+@pytest.mark.usefixtures("session")
+def test_of_a_step_without_signal_the_trainer_hears_nothing(tmp_path: Path, engine_dir: Path) -> None:
+    """No gradient, no optimizer step, no weights; only the states at the beginning and the end."""
+    with place(tmp_path, engine_dir, reward=lambda uid, tree: 1.0) as here:
+        here.learner(2).finish()
+        kinds = [event["type"] for event in here.gateway.passed]
+        assert set(kinds) == {"trainer.init_run", "trainer.save_state"}
+        [lora] = [payload["lora_config"] for payload in here.gateway.payloads("trainer.init_run")]
+        assert (lora["rank"], lora["seed"]) == (4, here.config.run.seed)
+
+
 def rates(here: Place, since: int = 0) -> list[float]:
     """Return the learning rates that were received."""
     steps = here.gateway.payloads("trainer.optimize_step")[since:]

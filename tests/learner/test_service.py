@@ -131,6 +131,20 @@ def test_a_checkpoint_that_cannot_be_saved_does_not_hold_up_ctrl_c(
         in_order(here.log, 2)
 
 
+@pytest.mark.usefixtures("session")
+def test_ctrl_c_ends_the_pause_after_a_fault(tmp_path: Path, engine_dir: Path) -> None:
+    """Nothing is saved, for the trainer was given up; the next start restores and goes on."""
+    with place(tmp_path, engine_dir, patience=0.5) as here:
+        learner = here.learner(2)
+        here.committed(1)
+        here.gateway.set_fault(only(FORWARD, refusal(503, "service_unavailable")))
+        learner.read_until("forward_backward failed: the service says service_unavailable")
+        assert learner.interrupt() < 5
+        here.gateway.heal()
+        here.learner(2).finish()
+        in_order(here.log, 2)
+
+
 def test_a_fault_that_repeats_is_told_in_full_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each pause is twice the last; the sixth in a row is handed on, and a success counts from the beginning."""
     said: list[str] = []
