@@ -1098,7 +1098,7 @@ def estimators_compare(
 @_run_option
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
 def checkpoints(run_dir: Path, as_json: bool) -> None:
-    """List saved states, with their evaluations."""
+    """List saved states, with their evaluations, and whether they still exist."""
     import msgspec
 
     from learner.checkpoints import checkpoint_lines, list_checkpoints
@@ -1106,7 +1106,29 @@ def checkpoints(run_dir: Path, as_json: bool) -> None:
 
     with open_log(run_dir, readonly=True) as log:
         found = list_checkpoints(log)
+        if found:
+            found = list_checkpoints(log, _kept_at_service(log))
     click.echo(msgspec.json.encode(found).decode() if as_json else "\n".join(checkpoint_lines(found)))
+
+
+def _kept_at_service(log: "Log") -> set[str] | None:
+    """Return the URIs that the run's service still has; None, and why is told, when it cannot be asked."""
+    import time
+
+    from core.config import from_plain
+    from core.errors import EngineError
+    from engine.client import connect
+
+    opened = log.run_event()
+    assert opened is not None
+    try:
+        with connect(from_plain(opened.config).engine, log.run_dir) as session:
+            saved = session.list_checkpoints()
+    except (EngineError, OSError) as exc:
+        _echo(f"whether they still exist is not known: {exc}")
+        return None
+    now = time.time()
+    return {one.uri for one in saved if one.expires_at is None or one.expires_at > now}
 
 
 @main.command()

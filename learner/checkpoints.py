@@ -77,7 +77,9 @@ def checkpoint_lines(lines: Sequence[CheckpointLine], score: str = EXACT_MATCH) 
     """Return the list for a terminal."""
     told = []
     for line in lines:
-        gone = "" if line.state_exists is not False else "  (gone)"
+        gone = "  (gone)" if line.state_exists is False else ""
+        if line.weights_exist is False:
+            gone = gone or "  (can be restored, not sampled)"
         reward = "" if line.reward is None else f"  reward {line.reward:+.3f}"
         scored = f"  {score} {line.evaluation[score]:.3f}" if line.evaluation else ""
         best = "  best" if line.best else ""

@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import resource
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,8 +13,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 import cli as program
+from core.config import EngineSettings
 from core.events import StepCommitted
 from engine import launch
+from engine.client import connect
 from store.log import open_log
 from tests.e2e.conftest import ENVIRONMENT, cli, finish, start
 
@@ -175,6 +178,30 @@ def test_a_run_with_checkpoints_does_not_begin_anew(finished_run: Path) -> None:
     done = cli("learn", "--run", finished_run, "--resume-from", "trio://elsewhere/state/s")
     assert done.status == 0, done.err
     assert "--resume-from only begins a run" in done.err
+
+
+def test_checkpoints_are_listed_with_whether_they_still_exist(finished_run: Path, tmp_path: Path) -> None:
+    """The service is asked; where it cannot be, that is said and the list is told all the same."""
+    run = tmp_path / "run"
+    shutil.copytree(finished_run, run)
+    with connect(EngineSettings(), run) as session:
+        saved = {one.uri.rpartition("/")[2]: one for one in session.list_checkpoints()}
+        session.delete_checkpoint(saved["s000000"])
+        session.delete_checkpoint(saved["v000003"])
+    lines = told("checkpoints", "--run", run).splitlines()
+    assert [line.rpartition("/")[2] for line in lines] == [
+        "s000000  (gone)",
+        "s000003  (can be restored, not sampled)",
+    ]
+    asked = json.loads(told("checkpoints", "--run", run, "--json"))
+    assert [(line["state_exists"], line["weights_exist"]) for line in asked] == [(False, True), (True, False)]
+    launch.stop(run, force=True)
+    (launch.engine_folder(run) / "engine.lock").unlink()
+    (launch.engine_folder(run) / "engine.lock").mkdir()
+    done = call("checkpoints", "--run", run)
+    assert done.exit_code == 0
+    assert "whether they still exist is not known" in done.stderr
+    assert [line.rpartition("/")[2] for line in done.stdout.splitlines()] == ["s000000", "s000003"]
 
 
 def test_another_run_is_learned_from_and_each_step_is_a_line_of_json(
