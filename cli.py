@@ -1098,7 +1098,7 @@ def estimators_compare(
 @_run_option
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
 def checkpoints(run_dir: Path, as_json: bool) -> None:
-    """List saved states, with their evaluations, and whether they still exist."""
+    """List saved states, how they did, and whether they still exist."""
     import msgspec
 
     from learner.checkpoints import checkpoint_lines, list_checkpoints
