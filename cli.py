@@ -781,6 +781,8 @@ def replay(
         wanted = _step_range(step, steps, every, log)
         if html is not None:
             _write_page(log, html, wanted, 1000, allow_code)
+        if not wanted and (estimator or rescore):
+            raise ConfigError(f"{str(run_dir)!r} has no committed step yet: there is nothing to ask about")
         if estimator:
             _tell_counterfactuals(log, wanted, estimator, allow_code, as_json=as_json)
             return
@@ -1081,12 +1083,16 @@ def estimators_compare(
     """
     import msgspec
 
+    from core.errors import ConfigError
     from learner.compare import compare, compare_lines
     from store.log import open_log
 
     _check_target(png, PICTURES)
     with open_log(run_dir, readonly=True) as log:
-        found = compare(log, _step_range(None, steps, not steps, log), names, _code_loader(allow_code))
+        wanted = _step_range(None, steps, not steps, log)
+        if not wanted:
+            raise ConfigError(f"{str(run_dir)!r} has no committed step yet: there is nothing to compare")
+        found = compare(log, wanted, names, _code_loader(allow_code))
     click.echo(msgspec.json.encode(found).decode() if as_json else "\n".join(compare_lines(found)))
     if png is not None:
         from learner.drawing import draw_comparison

@@ -41,6 +41,8 @@ def progress_display(*, quiet: bool, as_json: bool) -> Iterator[Voice]:
             live.update(Text(progress_line(progress)))
 
         yield Voice(progress, show, lambda line: console.print(Text(line)))
+        progress.waiting = ""
+        show(progress)
 
 
 def _hide(progress: Progress) -> None:

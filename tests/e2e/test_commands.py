@@ -351,6 +351,20 @@ def test_an_imported_run_can_be_rolled_out_and_its_world_comes_back(
         assert log.state().next_ticket == before + 8
 
 
+def test_a_run_without_a_step_is_no_fault(run_dir: Path) -> None:
+    """What looks at it says that there is nothing yet; what would compare steps refuses in one line."""
+    assert "nothing is left to do" in cli("learn", "--run", run_dir, "--preset", "demo", "--max-steps", 0).err
+    assert "nothing was replayed" in told("replay", "--run", run_dir, "--all")
+    for words in (("show",), ("stats",), ("lint",), ("checkpoints",)):
+        told(*words, "--run", run_dir)
+    for words in (
+        ("estimators", "compare", "grpo"),
+        ("replay", "--all", "--estimator", "grpo"),
+        ("replay", "--all", "--rescore"),
+    ):
+        assert "no committed step yet" in refusal(*words, "--run", run_dir)
+
+
 def test_the_numbers_of_a_run_have_names(finished_run: Path) -> None:
     """No number stands in a bare list."""
     found = json.loads(told("stats", "--run", finished_run, "--budget", "--json"))["budget"]
