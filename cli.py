@@ -28,6 +28,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 RUN_WAIT_SECONDS = 600.0
 """How long a command that names no preset waits for another one to create the run."""
 
+PRESET_HELP = "demo, demo-tree, search-r1, and grpo-X or tree-grpo-X with X multihop, singlehop, webagent."
 HOW_FAR = "how far should it train? Pass --max-steps N (later starts remember it)"
 
 
@@ -106,9 +107,7 @@ def _config_options(function: F) -> F:
         type=click.Path(path_type=Path, dir_okay=False),
         help="TOML file of settings.",
     )(command)
-    command = click.option(
-        "--preset", default="", help="Named settings to start from, such as demo or search-r1."
-    )(command)
+    command = click.option("--preset", default="", help=PRESET_HELP)(command)
     return _run_option(command)  # type: ignore[return-value] # the wrapper has click's signature, not F's
 
 
@@ -1045,6 +1044,43 @@ def stats(run_dir: Path, errors: bool, staleness: bool, budget: bool, as_json: b
             found["errors"] = numbers.error_report(numbers.groups_of(log))
             lines += numbers.error_lines(found["errors"])
     click.echo(msgspec.json.encode(found).decode() if as_json else "\n".join(lines))
+
+
+@main.command()
+@click.option(
+    "--run",
+    "run_dir",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="A run's; else a new one's.",
+)
+@click.option("--preset", default="", help=PRESET_HELP)
+@click.option("--config", "config_file", type=click.Path(path_type=Path, dir_okay=False), help="TOML file.")
+@click.option(
+    "--set", "assignments", multiple=True, metavar="KEY=VALUE", help="One setting; may be repeated."
+)
+@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+def settings(
+    run_dir: Path | None, preset: str, config_file: Path | None, assignments: tuple[str, ...], as_json: bool
+) -> None:
+    """Print every setting and its value, as TOML.
+
+    A new run's with the options given, or a run's frozen ones. `--config` takes what is printed.
+    """
+    import msgspec
+
+    from core.errors import ConfigError
+    from core.settings import build_config
+    from core.toml import config_lines
+    from store.log import open_log
+
+    if run_dir is None:
+        config = build_config(preset, _read_tables(config_file), assignments)
+    elif preset or config_file or assignments:
+        raise ConfigError("--run prints what that run has: leave out --preset, --config and --set")
+    else:
+        with open_log(run_dir, readonly=True) as log:
+            config = _config_of(log)
+    click.echo(msgspec.json.encode(config).decode() if as_json else "\n".join(config_lines(config)))
 
 
 @main.group()

@@ -87,6 +87,7 @@ NEEDS_A_RUN: tuple[tuple[str, ...], ...] = (
     ("lint",),
     ("stats",),
     ("show",),
+    ("settings",),
     ("checkpoints",),
     ("estimators", "compare", "grpo"),
     ("report", "--html", "page.html"),
@@ -349,6 +350,17 @@ def test_an_imported_run_can_be_rolled_out_and_its_world_comes_back(
     with open_log(run, readonly=True) as log:
         assert log.state().committed_steps == 4
         assert log.state().next_ticket == before + 8
+
+
+def test_the_settings_of_a_run_make_one_like_it(finished_run: Path, tmp_path: Path) -> None:
+    """What is printed is a configuration file; a bad setting is refused as it would be by the run."""
+    (tmp_path / "run.toml").write_text(told("settings", "--run", finished_run))
+    again = told("settings", "--config", tmp_path / "run.toml")
+    assert again == told("settings", "--run", finished_run)
+    plain = json.loads(told("settings", "--preset", "search-r1", "--set", "run.seed=7", "--json"))
+    assert (plain["run"]["seed"], plain["engine"]["lora_rank"]) == (7, 32)
+    assert "leave out" in refusal("settings", "--run", finished_run, "--preset", "demo")
+    assert "'learner.loss'" in refusal("settings", "--set", "learner.los=ppo")
 
 
 def test_a_run_without_a_step_is_no_fault(run_dir: Path) -> None:
