@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from core.errors import RolltapeError
-from core.events import CheckpointSaved, GroupDropped, PlannedGroup, PolicyPublished, StepCommitted
+from core.events import CheckpointSaved, GoalSet, GroupDropped, PlannedGroup, PolicyPublished, StepCommitted
 from store import codec
 from store.claims import Claimant, claim_job
 from store.copying import TEMPORARY, compact
@@ -19,7 +19,7 @@ from store.journal import encode_all
 from store.log import Log, open_log
 from store.ports import Claim, GroupFate, NoClaim, RunState, StreamWrite
 from store.verify import verify
-from tests.store.children import Child, die, until
+from tests.store.children import Child, LogChild, die, until
 from tests.store.faults import half_done
 from tests.store.making import CHOSEN, OPEN_ADMISSION, asked, chain, claim, closed, fill, open_run, plan
 
@@ -254,6 +254,46 @@ def test_a_few_random_kills(tmp_path: Path) -> None:
 def test_two_hundred_random_kills(tmp_path: Path) -> None:
     """Three writers and a learner, 220 kills."""
     kill_and_check(tmp_path / "run", kills=220, writers=3, seed=2)
+
+
+def commit_and_die(connection: Connection, run_dir: Path) -> None:
+    """Write a goal, and die inside the next transaction."""
+    with open_log(run_dir, role="learner") as log:
+        log.journal.append_sync([GoalSet(max_steps=7)])
+        connection.send(log.journal.length())
+        log.write_sync(half_done(_journal_job(encode_all([GoalSet(max_steps=8)]), None)), 1)
+
+
+NEWEST_AT = 48
+"""Where LMDB's lock file holds the number of the transaction that readers see."""
+
+
+def test_a_commit_that_a_killed_writer_did_not_announce_is_found_by_whoever_opens_the_log(
+    tmp_path: Path,
+) -> None:
+    """A learner that comes back reads what its predecessor wrote, before it writes anything itself.
+
+    A writer that is killed while its last page is flushed has committed, but readers are not told so: a reader
+    that has the log open sees it with the next write, of whomever. The state is brought about in the lock file.
+    """
+    open_run(tmp_path).close()
+    lock = tmp_path / "log" / "lock.mdb"
+    with LogChild(tmp_path, "reader") as reader:
+        with Child(commit_and_die, tmp_path) as child:
+            assert child.hear() == 2
+            assert child.end() == -9
+        assert reader.do("journal.length") == 2
+        with lock.open("r+b") as file:
+            file.seek(NEWEST_AT)
+            newest = int.from_bytes(file.read(8), "little")
+            file.seek(NEWEST_AT)
+            file.write((newest - 1).to_bytes(8, "little"))
+        assert reader.do("journal.length") == 1
+        with open_log(tmp_path, role="learner") as log:
+            assert log.state().max_steps == 7
+            assert log.journal.length() == 2
+        assert reader.do("journal.length") == 2
+    assert verify(tmp_path) == []
 
 
 def compact_for_ever(connection: Connection, run_dir: Path) -> None:
