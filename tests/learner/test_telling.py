@@ -71,6 +71,7 @@ def test_metrics_are_told_by_family() -> None:
     assert len(many) > 2
     assert all(len(line) <= METRICS_WIDTH for line in many)
     assert all(line.startswith("        number_") for line in many[1:])
+    assert metric_lines({"train/tokens": 1_234_567.0}) == ["train  tokens 1234567"]
     assert metric_lines({}) == []
 
 
