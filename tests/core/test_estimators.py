@@ -403,6 +403,20 @@ def test_unknown_estimators(name: str, message: str) -> None:
         estimate(name, of_bush((1.0, 0.0, 0.5, -0.5)))
 
 
+def test_a_fault_of_our_own_is_not_taken_for_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only what a user's estimator raises is told as its failure; ours keeps its own error."""
+
+    def faulty(*_: object) -> Float64:
+        raise KeyError("ours")
+
+    table = of_bush((1.0, 0.0, 0.5, -0.5))
+    monkeypatch.setitem(ESTIMATORS, "grpo", faulty)
+    with pytest.raises(KeyError, match="ours"):
+        estimate("grpo", table)
+    with pytest.raises(EstimatorError, match="'mine:bad' failed: KeyError"):
+        estimate("mine:bad", table, user=faulty)
+
+
 def test_a_name_is_checked_before_anything_is_computed() -> None:
     """Ours and user code pass; anything else is refused with the nearest name, as when it is used."""
     for name in (*ESTIMATORS, "mine:best"):

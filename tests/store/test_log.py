@@ -8,8 +8,11 @@ import pytest
 
 from core.errors import ConfigError, Conflict, GroupClosed, LogBusy, OwnerLost, StoreError
 from core.events import GoalSet, GroupAborted, GroupDropped, PolicyPublished, RunOpened, StepCommitted
+from store import codec, keys
+from store.keys import Table
 from store.log import open_log
 from store.ports import Admission, GroupFate, JournalRecord, NoClaim, StreamWrite
+from store.snapshot import Change
 from tests.store.making import CHOSEN, asked, chain, claim, closed, fill, open_run, plan, run_event, sampled
 
 
@@ -225,3 +228,19 @@ def test_the_cache_promises_nothing_and_keeps_what_it_got(tmp_path: Path) -> Non
     with open_run(tmp_path / "run") as log:
         assert log.cache_get(b"key") == b"value"
         assert log.cache_get(b"other") is None
+
+
+def test_a_journal_record_is_vouched_for_by_the_next(tmp_path: Path) -> None:
+    """Its hash stands in the record after it; the newest has none yet, and a changed one is not vouched for."""
+    with open_run(tmp_path / "run") as log:
+        log.journal.append_sync([GoalSet(max_steps=1), GoalSet(max_steps=2)])
+        assert [log.journal.is_linked(index) for index in range(3)] == [True, True, None]
+        key = keys.journal_key(1)
+        stored = log.journal._stored(1)
+        link = codec.unpack(Table.JOURNAL, key, stored).body[: codec.CHAIN_SIZE]
+        forged = codec.pack(Table.JOURNAL, key, link + codec.encode(GoalSet(max_steps=9)))
+        with log._environment.write() as snapshot:
+            snapshot.put([Change(Table.JOURNAL, key, forged)])
+        assert [log.journal.is_linked(index) for index in range(3)] == [True, False, None]
+        with pytest.raises(StoreError, match="no journal record at position 3"):
+            log.journal.is_linked(3)

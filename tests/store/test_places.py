@@ -26,7 +26,17 @@ from store.verify import verify
 from store.versions import THIS_RELEASE, VERSIONS_KEY, Versions, pack_versions
 from tests.store.children import Child, LogChild
 from tests.store.faults import change, on_a_small_disk
-from tests.store.making import OPEN_ADMISSION, asked, chain, claim, closed, fill, open_run, sampled
+from tests.store.making import (
+    OPEN_ADMISSION,
+    asked,
+    busy_writer,
+    chain,
+    claim,
+    closed,
+    fill,
+    open_run,
+    sampled,
+)
 
 
 def make_log(connection: Connection, run_dir: Path) -> None:
@@ -426,10 +436,12 @@ def test_watching_and_queueing_at_their_edges(tmp_path: Path, monkeypatch: pytes
             await waiting
         group = claim(log)
         small, large = [asked(group.uid)], chain(1, tokens=2_000)
-        tasks = [
-            asyncio.create_task(log.groups.append(group, [StreamWrite(tree, 0, events)]))
-            for tree, events in ((0, small), (1, large), (2, large), (3, large))
-        ]
+        async with busy_writer(log):
+            tasks = [
+                asyncio.create_task(log.groups.append(group, [StreamWrite(tree, 0, events)]))
+                for tree, events in ((0, small), (1, large), (2, large), (3, large))
+            ]
+            await asyncio.sleep(0)
         await asyncio.gather(*tasks)
         assert len(log.groups.fetch(group.uid).records) == 19
 
