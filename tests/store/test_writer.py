@@ -155,6 +155,7 @@ def test_nobody_is_told_of_a_claim_that_found_nothing(log: Log) -> None:
             await asyncio.sleep(0)
             task.cancel()
         await asyncio.gather(task, return_exceptions=True)
+        await log._writer.run(nothing, 1)  # the results of those before it have been handed over
 
     asyncio.run(scene())
     assert log.groups._orphans == {log.worker_id: set()}
@@ -236,7 +237,6 @@ def test_a_follower_sees_what_others_write(log: Log) -> None:
 
     async def scene() -> list[int]:
         seen: list[int] = []
-        waiting = asyncio.Event()
 
         async def follow() -> None:
             async for record in log.journal.follow(1):
@@ -249,7 +249,6 @@ def test_a_follower_sees_what_others_write(log: Log) -> None:
         for _ in range(4):
             await asyncio.to_thread(log.journal.append_sync, [GoalSet(max_steps=1)])
         await task
-        waiting.set()
         return seen
 
     assert asyncio.run(scene()) == [1, 2, 3, 4]
