@@ -99,8 +99,9 @@ def _config_options(function: F) -> F:
     command.__name__, command.__doc__ = function.__name__, function.__doc__
     command.__dict__.update(function.__dict__)
     command = click.option(
-        "--set", "assignments", multiple=True, metavar="KEY=VALUE", help="One setting; may be repeated."
-    )(command)
+        "--set", "assignments", multiple=True, metavar="KEY=VALUE",
+        help="One setting, of those that `settings` prints; repeatable.",
+    )(command)  # fmt: skip
     command = click.option(
         "--config",
         "config_file",
@@ -435,7 +436,9 @@ def _learn(wish: _Wish, *, yes: bool, quiet: bool, as_json: bool) -> str:
                 )
                 options = Options(resume_from=wish.resume_from, any_age=source is not None)
                 ending = run_learner(place.log, session, place.config, goal, hooks, options)
-    return f"learn: {ending.committed_steps} steps are committed; stopped: {ending.reason}"
+        left = place.log.state().fates["closed"]
+    waiting = f"; {left} groups wait in the log" if left else ""
+    return f"learn: {ending.committed_steps} steps are committed; stopped: {ending.reason}{waiting}"
 
 
 def _tell_estimate(

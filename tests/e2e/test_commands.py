@@ -363,6 +363,17 @@ def test_the_settings_of_a_run_make_one_like_it(finished_run: Path, tmp_path: Pa
     assert "'learner.loss'" in refusal("settings", "--set", "learner.los=ppo")
 
 
+def test_what_a_used_up_budget_leaves_can_be_trained(run_dir: Path) -> None:
+    """Both stop, what waits is counted, and a learner without that limit trains it."""
+    given = ("--preset", "demo", "--set", "budget.tokens_sampled=1")
+    assert "rollout: ended: budget" in cli("rollout", "--run", run_dir, *given).err
+    stopped = cli("learn", "--run", run_dir, "--max-steps", 1).err
+    assert "0 steps are committed; stopped: budget.tokens_sampled is used up" in stopped
+    assert stopped.endswith("; 8 groups wait in the log\n")
+    done = cli("learn", "--run", run_dir, "--set", "budget.tokens_sampled=0")
+    assert "1 steps are committed; stopped: goal\n" in done.err
+
+
 def test_a_run_without_a_step_is_no_fault(run_dir: Path) -> None:
     """What looks at it says that there is nothing yet; what would compare steps refuses in one line."""
     assert "nothing is left to do" in cli("learn", "--run", run_dir, "--preset", "demo", "--max-steps", 0).err

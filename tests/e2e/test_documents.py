@@ -34,7 +34,7 @@ def blocks(document: Path) -> Iterator[list[str]]:
 
 def words(line: str) -> list[str]:
     """Return the arguments of one of our command lines; what stands in brackets may be left out."""
-    told = shlex.split(re.sub(r"\[[^]]*\]", "", line), comments=True)
+    told = shlex.split(re.sub(r"\[[^]]*\]|> \S+", "", line), comments=True)
     return told[2:] if told[0] == "python" else told[1:]
 
 
@@ -49,7 +49,7 @@ def test_every_command_line_in_the_documents_is_understood(
     line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Commands, options and the types of their values are those of the program; nothing is run."""
-    for name in ("a.bundle", "questions.jsonl"):
+    for name in ("a.bundle", "questions.jsonl", "run.toml"):
         (tmp_path / name).write_text("")
     monkeypatch.chdir(tmp_path)
     command: click.Command = program.main
