@@ -190,16 +190,16 @@ def _append_job(claim: Claim, streams: Sequence[Stream]) -> Job[None]:
             check_owner(views_of(snapshot), claim)
             snapshot.owners.add(owned)
         ends: dict[int, int] = {}
-        rows: list[tuple[bytes, bytes]] = []
+        rows: dict[bytes, bytes] = {}
         for stream in streams:
             start = prefix + stream.tree.to_bytes(2, "big")
             end = ends.get(stream.tree)
             if end is None:
                 end = _stream_end(snapshot, start)
-            added = _stream_rows(snapshot, claim.uid, start, stream, end)
-            ends[stream.tree] = end + len(added)
-            rows += added
-        return Plan((Rows(Table.GROUPS, rows),), None)
+            size = len(rows)
+            _add_stream(snapshot, claim.uid, start, stream, end, rows)
+            ends[stream.tree] = end + len(rows) - size
+        return Plan((Rows(Table.GROUPS, list(rows.items())),), None)
 
     return job
 
@@ -212,28 +212,27 @@ def _stream_end(snapshot: Snapshot, start: bytes) -> int:
     return keys.parse_group_key(last).position + 1
 
 
-def _stream_rows(
-    snapshot: Snapshot, uid: str, start: bytes, stream: Stream, end: int
-) -> list[tuple[bytes, bytes]]:
-    """Return what a write adds to its stream: everything, or nothing where it stands there already."""
+def _add_stream(
+    snapshot: Snapshot, uid: str, start: bytes, stream: Stream, end: int, rows: dict[bytes, bytes]
+) -> None:
+    """Add to `rows`, the request's so far, all of a write, or nothing where it stands there already."""
     expect = end if stream.expect is None else stream.expect
     if not 0 <= expect <= end or expect + len(stream.records) > MAX_INDEX:
         raise Conflict(
             f"position {expect} of group {uid}, tree {stream.tree} is beyond the end: it has {end} records"
         )
     if expect == end:
-        return [
-            (key := start + position.to_bytes(4, "big"), finish(key, record))
-            for position, record in enumerate(stream.records, end)
-        ]
+        for position, record in enumerate(stream.records, end):
+            key = start + position.to_bytes(4, "big")
+            rows[key] = finish(key, record)
+        return
     for position, record in enumerate(stream.records, expect):
         key = start + position.to_bytes(4, "big")
-        if snapshot.get(Table.GROUPS, key) != finish(key, record):
+        if (rows.get(key) or snapshot.get(Table.GROUPS, key)) != finish(key, record):
             raise Conflict(
                 f"position {position} of group {uid}, tree {stream.tree} holds another record than the one "
                 f"to be written there (its stream has {end}): fetch the group and decide anew"
             )
-    return []
 
 
 def _end_job(claim: Claim, ending: Ending) -> Job[bool]:

@@ -51,6 +51,19 @@ def test_nothing_comes_before_the_run(tmp_path: Path) -> None:
             log.journal.append_sync([GoalSet(max_steps=1)])
 
 
+def test_a_write_may_be_repeated_inside_a_request(tmp_path: Path) -> None:
+    """The same records at the same place, twice in one request, are there once; others are a Conflict."""
+    with open_run(tmp_path / "run") as log:
+        group = claim(log)
+        write, other = (StreamWrite(1, 0, chain(seed)) for seed in (1, 2))
+        with pytest.raises(Conflict):
+            log.groups.append_sync(group, [write, other])
+        assert log.groups.fetch(group.uid).records == ()
+        log.groups.append_sync(group, [write, write, StreamWrite(1, None, chain(3))])
+        events = [record.event for record in log.groups.fetch(group.uid).records]
+        assert events == [*chain(1), *chain(3)]
+
+
 def test_append_with_expect_is_safe_to_repeat(tmp_path: Path) -> None:
     """The same bytes at the same place succeed without effect; anything else is a Conflict."""
     with open_run(tmp_path / "run") as log:
