@@ -4,6 +4,7 @@ Both kinds go through the same unmodified SDK. Every SDK error leaves here as on
 """
 
 import contextlib
+import gc
 import hashlib
 import importlib.metadata
 import os
@@ -104,8 +105,9 @@ class Session:
             trainer.release()
         self._samplers.clear()
         service, self._service = self._service, None
-        if service is not None:
-            end_session(service)
+        if service is not None and not end_session(service):
+            del service
+            gc.collect()
         self._watch.close()
         if self._users is not None:
             os.close(self._users)

@@ -126,15 +126,25 @@ def open_hosted(settings: EngineSettings, run_dir: Path) -> Connection:
     return Connection(service, watch, settings.base_model, settings.base_model, "", None)
 
 
-def end_session(service: pytrio.ServiceClient) -> None:
-    """End the SDK's session at the service, in a few seconds at most: nobody must wait for a lost network."""
-    # The SDK has no call for this. It ends a session when the last client is collected, or else when the
-    # interpreter exits, and then asks again for as long as for any other request.
-    runtime = service._runtime  # noqa: SLF001
-    runtime.configuration.control_retry_timeout_seconds = CLOSING_PATIENCE
-    closing = threading.Thread(target=runtime.shutdown, name="engine-close", daemon=True)
+def end_session(service: pytrio.ServiceClient) -> bool:
+    """End the SDK's session at the service, in a few seconds at most: nobody must wait for a lost network.
+
+    Returns False when this release of the SDK has no such door; then its session ends when the client and
+    all that came from it are collected.
+    """
+    # The SDK has no public call for this. It ends a session when the last client is collected, or else when
+    # the interpreter exits, and then asks again for as long as for any other request.
+    runtime = getattr(service, "_runtime", None)
+    shutdown = getattr(runtime, "shutdown", None)
+    if runtime is None or not callable(shutdown):
+        return False
+    # Without the setting the SDK asks again for longer, and the wait below has an end all the same.
+    with contextlib.suppress(AttributeError, TypeError, ValueError):
+        runtime.configuration.control_retry_timeout_seconds = CLOSING_PATIENCE
+    closing = threading.Thread(target=shutdown, name="engine-close", daemon=True)
     closing.start()
     closing.join(LONGEST_CLOSING)
+    return True
 
 
 def _open_service(watch: Watch) -> pytrio.ServiceClient:

@@ -17,6 +17,7 @@ from core.batch import (
 )
 from core.config import AdamSettings, LearnerSettings
 from core.digests import batch_digest
+from core.errors import FoldError
 from core.events import AdamParams, ChosenLeaf, PlannedGroup, StepPlanned
 from core.tree import Group, Trajectory, fold_group, members
 from learner.evidence import collect, record_marks
@@ -36,8 +37,11 @@ class Taken(NamedTuple):
 
 
 def fold_bundle(bundle: Bundle) -> Group:
-    """Return the group that a bundle's records tell of; raises FoldError."""
-    return fold_group((record.tree, record.event) for record in bundle.records)
+    """Return the group that a bundle's records tell of; raises FoldError, which names the group."""
+    try:
+        return fold_group((record.tree, record.event) for record in bundle.records)
+    except FoldError as exc:
+        raise FoldError(f"group {bundle.uid}: {exc}") from exc
 
 
 def take(row: GroupRow, bundle: Bundle) -> Taken:

@@ -2,20 +2,18 @@
 
 from collections.abc import Iterator
 
-import numpy as np
-
 from core.digests import payload_digest
-from core.events import GroupEvent, PlanEvidence, StepPlanned
+from core.events import PlanEvidence, StepPlanned
 from core.ids import parse_uid
 from learner import evidence, values
-from learner.difference import Decode, Difference, Scene
+from learner.difference import Difference, Scene
+from learner.pinned import altered_records, is_pinned
 from learner.rebuild import derive
-from store.ports import Bundle
 
 
 def diagnose(scene: Scene) -> list[Difference]:
     """Return every difference, the likeliest cause first; empty exactly when the step is what was planned."""
-    if _is_as_planned(scene):
+    if is_as_planned(scene):
         return []
     found = list(_order(scene))
     if any(difference.proven for difference in found):
@@ -29,14 +27,14 @@ def diagnose(scene: Scene) -> list[Difference]:
     return found or [unexplained]
 
 
-def _is_as_planned(scene: Scene) -> bool:
+def is_as_planned(scene: Scene) -> bool:
     """Decide, by comparison alone; where and why is found out only when this says no."""
     planned, rebuilt = scene.planned, scene.rebuilt
     uids = [group.uid for group in planned.groups]
     return (
         uids == sorted(uids, key=parse_uid)
         and all(
-            pinned.digest == taken.digest and pinned.marks in {b"", taken.marks}
+            is_pinned(pinned, taken.digest, taken.marks)
             for pinned, taken in zip(planned.groups, rebuilt.taken, strict=True)
         )
         and planned.members == len(rebuilt.batch.members)
@@ -67,64 +65,9 @@ def _order(scene: Scene) -> Iterator[Difference]:
 
 
 def _records(scene: Scene) -> Iterator[Difference]:
-    for pinned, taken in zip(scene.planned.groups, scene.rebuilt.taken, strict=True):
-        if pinned.digest == taken.digest and pinned.marks in {b"", taken.marks}:
-            continue
-        if pinned.digest == taken.digest:
-            yield _group_difference(pinned.uid, "marks", "the marks in the plan were altered")
-        elif not pinned.marks:
-            yield _group_difference(pinned.uid, "digest", "a record of this group was altered")
-        elif pinned.marks == taken.marks:
-            yield _group_difference(
-                pinned.uid, "digest", "its records are the pinned ones, the plan was altered"
-            )
-        elif len(pinned.marks) != len(taken.marks):
-            size = evidence.MARK_BYTES
-            yield _group_difference(
-                pinned.uid,
-                "number of records",
-                "records were added or removed after the step was planned",
-                recorded=str(len(pinned.marks) // size),
-                derived=str(len(taken.marks) // size),
-            )
-        else:
-            yield from _altered(scene.fetch(pinned.uid), pinned.marks, taken.marks, scene.decode)
-
-
-def _group_difference(
-    uid: str, field: str, cause: str, *, recorded: str = "", derived: str = ""
-) -> Difference:
-    return Difference(place=f"group {uid}", field=field, cause=cause, recorded=recorded, derived=derived)
-
-
-def _altered(bundle: Bundle, marks: bytes, now: bytes, decode: Decode | None) -> Iterator[Difference]:
-    size = evidence.MARK_BYTES
-    for position, record in enumerate(bundle.records):
-        place = slice(position * size, (position + 1) * size)
-        if marks[place] == now[place]:
-            continue
-        yield Difference(
-            place=f"group {bundle.uid} tree {record.tree} record {record.index} ({describe(record.event)})",
-            field=_suspect(record.event, decode),
-            cause="this record is not the one that the plan pinned: the event was altered after training",
-        )
-
-
-def describe(event: GroupEvent) -> str:
-    """Return an event's tag and what it speaks of, for a message."""
-    tag = event.__struct_config__.tag
-    node = getattr(event, "node", None) or getattr(event, "leaf", None) or getattr(event, "uid", "")
-    return f"{tag} {node}".strip()
-
-
-def _suspect(event: GroupEvent, decode: Decode | None) -> str:
-    """Return which field of an altered record contradicts its other fields, if one does."""
-    text, tokens = getattr(event, "text", None), getattr(event, "tokens", None)
-    if decode is not None and text is not None and tokens is not None:
-        spelled = decode(np.frombuffer(tokens, dtype="<i4").tolist())
-        if not spelled.startswith(text):
-            return f"text {text!r} is not what its tokens spell, {spelled!r}"
-    return "record"
+    for group, taken in zip(scene.planned.groups, scene.rebuilt.taken, strict=True):
+        if not is_pinned(group, taken.digest, taken.marks):
+            yield from altered_records(group, scene.fetch(group.uid), scene.decode)
 
 
 def _plan(scene: Scene) -> Iterator[Difference]:

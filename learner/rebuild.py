@@ -1,5 +1,6 @@
 """Owns the re-derivation of a planned step from rollout events alone. Recovery sends it, replay judges it."""
 
+from collections import Counter
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -35,6 +36,15 @@ def user_estimator(name: str, load: CodeLoader) -> Estimator | None:
     return load(name) if ":" in name and name not in ESTIMATORS else None
 
 
+def planned_event(log: Log, step: int) -> StepPlanned:
+    """Return the plan of a step; raises StoreError when it was never planned or cannot be read."""
+    index = log.step(step).planned_index
+    event = log.journal.get(index).event
+    if not isinstance(event, StepPlanned):
+        raise ReplayError(f"journal position {index} holds no plan: run `rolltape verify`")
+    return event
+
+
 def committed_event(log: Log, step: int) -> StepCommitted | None:
     """Return the commit of a step, None while there is none; raises StoreError when it was never planned."""
     index = log.step(step).committed_index
@@ -49,8 +59,11 @@ def committed_event(log: Log, step: int) -> StepCommitted | None:
 def rebuild(log: Log, planned: StepPlanned, load: CodeLoader = no_code) -> Rebuilt:
     """Return the step that `planned` speaks of, from the groups' records.
 
-    Raises CodeNotAllowed, LogDamaged, FoldError, RewardError or EstimatorError.
+    Raises CodeNotAllowed, StoreError, FoldError, RewardError, EstimatorError, or ReplayError (a uid twice).
     """
+    for uid, count in Counter(group.uid for group in planned.groups).items():
+        if count > 1:
+            raise ReplayError(f"the plan names group {uid} {count} times")
     taken = fetch(log.groups, [log.group(group.uid) for group in planned.groups])
     return derive(taken, recipe_from_plan(planned, user_estimator(planned.estimator, load)))
 

@@ -3,13 +3,14 @@
 Reads only. No clock, key, network or trainer is involved; user code runs only when the user allowed it.
 """
 
+import contextlib
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import msgspec
 
-from core.errors import CodeNotAllowed, LogDamaged, ReplayError, RolltapeError
+from core.errors import CodeNotAllowed, FoldError, LogDamaged, ReplayError, RolltapeError, StoreError
 from core.events import StepCommitted, StepPlanned
 from core.nodes import NUMBER_BYTES
 from learner.batch import group_facts
@@ -17,7 +18,9 @@ from learner.diagnose import diagnose
 from learner.difference import Decode, Difference, Scene
 from learner.fingerprints import changed
 from learner.metrics import step_metrics
-from learner.rebuild import CodeLoader, Rebuilt, committed_event, no_code, rebuild
+from learner.pinned import altered_records
+from learner.rebuild import CodeLoader, Rebuilt, committed_event, no_code, planned_event, rebuild
+from learner.verdict import broken_links, misplaced, version_before
 from store.log import Log
 
 
@@ -61,14 +64,14 @@ class StepReport(msgspec.Struct, frozen=True, kw_only=True):
     step: int
     match: bool
     committed: bool
-    skipped: bool
-    estimator: str
-    loss: str
-    learning_rate: float
-    policy_version: int
+    skipped: bool = False
+    estimator: str = ""
+    """As recorded, like all up to `batch_digest`; empty where the plan cannot be read."""
+    loss: str = ""
+    learning_rate: float = 0.0
+    policy_version: int = 0
     """Of the weights that the update starts from."""
-    batch_digest: str
-    """As recorded."""
+    batch_digest: str = ""
     groups: tuple[GroupLine, ...] = ()
     members: int = 0
     micro_batches: tuple[int, ...] = ()
@@ -95,26 +98,24 @@ def replay_step(auditor: Auditor, step: int) -> StepReport:
     """Return the report on one step.
 
     Raises StoreError when it was never planned, CodeNotAllowed when its estimator is code that the user has
-    not allowed. A damaged or contradictory record is a MISMATCH that names it.
+    not allowed. A damaged, missing or contradictory record is a MISMATCH that names it.
     """
-    report = judge(auditor, auditor.log.plan(step), committed_event(auditor.log, step))
-    broken = tuple(_broken_links(auditor.log, step))
-    if not broken:
-        return report
-    return msgspec.structs.replace(report, match=False, differences=report.differences + broken)
-
-
-def _broken_links(log: Log, step: int) -> Iterator[Difference]:
-    """Yield what the journal's chain says against the step's own records, also where no datum changes."""
+    log = auditor.log
     row = log.step(step)
-    for name, index in (("plan", row.planned_index), ("commit", row.committed_index)):
-        if index is not None and log.journal.is_linked(index) is False:
-            yield Difference(
-                place=f"step {step}",
-                field=f"journal record {index} (the {name})",
-                cause="the record after it holds another hash: it was altered after it was written. `verify` "
-                "checks the whole chain",
-            )
+    try:
+        planned, committed = planned_event(log, step), committed_event(log, step)
+    except (StoreError, ReplayError) as exc:
+        return StepReport(
+            step=step,
+            match=False,
+            committed=row.committed_index is not None,
+            differences=(_unreadable(step, exc),),
+        )
+    report = judge(auditor, msgspec.structs.replace(planned, step=step), committed)
+    wrong = (*misplaced(step, planned, committed), *broken_links(log, step))
+    if not wrong:
+        return report
+    return msgspec.structs.replace(report, match=False, differences=report.differences + wrong)
 
 
 def judge(auditor: Auditor, planned: StepPlanned, committed: StepCommitted | None) -> StepReport:
@@ -125,17 +126,11 @@ def judge(auditor: Auditor, planned: StepPlanned, committed: StepCommitted | Non
     except CodeNotAllowed:
         raise
     except RolltapeError as exc:
-        return _unfolded(planned, committed, exc, changes)
-    version = _version_before(auditor.log, planned.step)
+        return _unfolded(auditor, planned, committed, exc, changes)
+    version = version_before(auditor.log, planned.step)
     fetch = auditor.log.groups.fetch
     scene = Scene(planned, committed, rebuilt, fetch, auditor.decode, version, changes)
     return _report(scene, diagnose(scene))
-
-
-def _version_before(log: Log, step: int) -> int:
-    """Return the newest policy version that was published before a step was planned."""
-    index = log.step(step).planned_index
-    return max(row.policy_version for row in log.policies() if row.index < index)
 
 
 def replay_steps(auditor: Auditor, steps: Iterable[int]) -> Iterator[StepReport]:
@@ -156,14 +151,12 @@ def committed_steps(log: Log, first: int | None, last: int | None) -> range:
 
 
 def _unfolded(
-    planned: StepPlanned, committed: StepCommitted | None, exc: RolltapeError, changes: Sequence[str]
+    auditor: Auditor,
+    planned: StepPlanned,
+    committed: StepCommitted | None,
+    exc: RolltapeError,
+    changes: Sequence[str],
 ) -> StepReport:
-    damaged = isinstance(exc, LogDamaged)
-    difference = Difference(
-        place=f"step {planned.step}",
-        field="record",
-        cause=f"{'a stored record is damaged' if damaged else 'its records contradict each other'}: {exc}",
-    )
     return StepReport(
         step=planned.step,
         match=False,
@@ -174,9 +167,25 @@ def _unfolded(
         learning_rate=planned.adam.learning_rate,
         policy_version=planned.policy_version,
         batch_digest=planned.batch_digest,
-        differences=(difference,),
+        differences=(_unreadable(planned.step, exc), *_unpinned(auditor, planned)),
         notes=tuple(f"changed since: {change}" for change in changes),
     )
+
+
+def _unreadable(step: int, exc: RolltapeError) -> Difference:
+    what = {
+        LogDamaged: "a stored record is damaged",
+        FoldError: "its records contradict each other",
+        StoreError: "a stored record is missing",
+    }.get(type(exc), "it cannot be made as its plan says")
+    return Difference(place=f"step {step}", field="record", cause=f"{what}: {exc}")
+
+
+def _unpinned(auditor: Auditor, planned: StepPlanned) -> Iterator[Difference]:
+    """Yield the records that are not the pinned ones, of every group that can be read."""
+    for group in planned.groups:
+        with contextlib.suppress(RolltapeError):
+            yield from altered_records(group, auditor.log.groups.fetch(group.uid), auditor.decode)
 
 
 def _report(scene: Scene, differences: Sequence[Difference]) -> StepReport:

@@ -80,8 +80,9 @@ def report_lines(report: StepReport, *, whole: bool) -> list[str]:
     verdict = "MATCH" if report.match else "MISMATCH"
     state = "" if report.committed else "  (planned, not committed)"
     state += "  (skipped: no signal)" if report.skipped else ""
-    lines = [f"step {report.step}: {verdict}  batch {report.batch_digest[:16]}{state}"]
-    if whole:
+    batch = f"  batch {report.batch_digest[:16]}" if report.batch_digest else ""
+    lines = [f"step {report.step}: {verdict}{batch}{state}"]
+    if whole and report.batch_digest:
         lines += _made_of(report)
     lines += [f"  {difference}" for difference in report.differences]
     if whole:

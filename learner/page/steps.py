@@ -12,7 +12,8 @@ from learner.batch import Taken, fetch
 from learner.page.derive import Derived, derive_credit, largest
 from learner.page.model import RunFacts, StepFacts
 from learner.page.turns import NAME, cut
-from learner.rebuild import CodeLoader, Rebuilt, committed_event, rebuild
+from learner.rebuild import CodeLoader, Rebuilt, committed_event, planned_event, rebuild
+from learner.verdict import is_match
 from store.log import Log
 
 FORMULAS: Final[Mapping[str, str]] = {
@@ -34,6 +35,8 @@ class StepSource(NamedTuple):
     taken: Sequence[Taken]
     rebuilt: Rebuilt | None
     """None when it cannot be derived; `problem` says why."""
+    match: bool | None
+    """As replay judges it; None when it cannot be judged without code that is not allowed."""
     problem: str = ""
 
 
@@ -51,15 +54,16 @@ def read_step(log: Log, step: int, load: CodeLoader) -> StepSource:
 
     Raises StoreError when it was never planned.
     """
-    planned, committed = log.plan(step), committed_event(log, step)
+    planned, committed = planned_event(log, step), committed_event(log, step)
     try:
         rebuilt = rebuild(log, planned, load)
     except CodeNotAllowed as error:
         taken = fetch(log.groups, [log.group(group.uid) for group in planned.groups])
-        return StepSource(planned, committed, taken, None, str(error))
+        return StepSource(planned, committed, taken, None, None, str(error))
     except RolltapeError as error:
-        return StepSource(planned, committed, (), None, str(error))
-    return StepSource(planned, committed, rebuilt.taken, rebuilt)
+        return StepSource(planned, committed, (), None, False, str(error))
+    match = is_match(log, step, planned, committed, rebuilt)
+    return StepSource(planned, committed, rebuilt.taken, rebuilt, match)
 
 
 def derived_of(source: StepSource) -> Derived | None:
@@ -105,16 +109,14 @@ def step_facts(source: StepSource) -> StepFacts:
         estimator=cut(planned.estimator, NAME),
         scale=largest(rebuilt.batch.advantages.entries) if rebuilt else 0.0,
         digest=planned.batch_digest,
-        verdict=_verdict(planned, rebuilt),
+        verdict=_verdict(source.match),
         problem=source.problem,
         metrics=_metrics(committed),
     )
 
 
-def _verdict(planned: StepPlanned, rebuilt: Rebuilt | None) -> str:
-    if rebuilt is None:
-        return ""
-    return "match" if rebuilt.batch_digest == planned.batch_digest else "mismatch"
+def _verdict(match: bool | None) -> str:
+    return "" if match is None else "match" if match else "mismatch"
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

@@ -234,6 +234,30 @@ def test_a_closed_session_says_so(run_dir: Path) -> None:
     assert "closed" in repr(session)
 
 
+class Frozen:
+    """Settings of an SDK that cannot be changed once it runs."""
+
+    __slots__ = ()
+
+
+@pytest.mark.parametrize("lacks", ["_runtime", "shutdown", "configuration"])
+def test_an_sdk_without_its_private_door_ends_its_session_too(run_dir: Path, lacks: str) -> None:
+    """Its client is dropped and collected instead, or closed with the patience that it has."""
+    with connect(EngineSettings(), run_dir) as session:
+        session.create_trainer(lora_rank=4, seed=1)
+        assert launch.status(run_dir).sessions == 1
+        inside = vars(session._open())
+        if lacks == "_runtime":
+            inside["_renamed"] = inside.pop("_runtime")
+        elif lacks == "shutdown":
+            inside["_runtime"].shutdown = None
+        else:
+            inside["_runtime"].configuration = Frozen()
+        del inside
+    status = launch.status(run_dir)
+    assert (status.sessions, status.training_runs, status.in_use) == (0, 0, False)
+
+
 def test_the_death_of_the_engine_ends_sampling_and_training(run_dir: Path) -> None:
     """Both kinds of call fail with EngineDied within 2 s; a new session restores what was saved."""
     with connect(EngineSettings(), run_dir) as session:

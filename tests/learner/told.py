@@ -254,7 +254,8 @@ def told_step(step: int, taken: Sequence[Taken], **learner: Any) -> StepSource:
             "reward/format": float((rewards >= 0).mean()),
         },
     )
-    return StepSource(planned, committed, rebuilt.taken, rebuilt)
+    match = rebuilt.batch_digest == planned.batch_digest
+    return StepSource(planned, committed, rebuilt.taken, rebuilt, match)
 
 
 def told_run(steps: Sequence[StepSource], evals: Sequence[HeldOut] = ()) -> RunSource:
