@@ -7,23 +7,30 @@ line on stderr and exit status 2; 1 means that a check found something (MISMATCH
 import contextlib
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, TypeVarTuple
 
 import click
 
 if TYPE_CHECKING:
     from core.config import Config
-    from core.events import RunOpened
+    from core.events import Evaluated, RunOpened
+    from core.tree import Trajectory
     from engine.client import Session
+    from learner.work import Policy
+    from rollout.data import Example
+    from rollout.evaluate import EvalOptions, Weights
+    from rollout.progress import Voice
     from rollout.run import Environment
     from store.log import Log, Role
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
-F = TypeVar("F", bound=Callable[..., Any])
+F = TypeVar("F", bound=Callable[..., object])
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 
 RUN_WAIT_SECONDS = 600.0
 """How long a command that names no preset waits for another one to create the run."""
@@ -53,7 +60,7 @@ class Workplace(NamedTuple):
 class _Group(click.Group):
     """Turns our errors into one line and exit status 2."""
 
-    def invoke(self, ctx: click.Context) -> Any:
+    def invoke(self, ctx: click.Context) -> object:
         from core.errors import RolltapeError
 
         try:
@@ -93,7 +100,7 @@ def _config_options(function: F) -> F:
 
     def command(
         run_dir: Path, preset: str, config_file: Path | None, assignments: tuple[str, ...], **rest: object
-    ) -> Any:
+    ) -> object:
         return function(Given(run_dir, preset, _read_tables(config_file), assignments), **rest)
 
     command.__name__, command.__doc__ = function.__name__, function.__doc__
@@ -208,12 +215,14 @@ def _create_run(given: Given, allow_code: Sequence[str]) -> None:
     from learner.tracking import check_installed
     from learner.work import check_distribution
     from rollout.environment import freeze, prepare_world, questions_digest
+    from store.disk import check_filesystem
     from store.log import open_log
 
     config = build_config(given.preset, given.tables, given.assignments)
     check_distribution(config)
     check_installed(config.tracking.swanlab)
     config = freeze(config, allow_code)
+    check_filesystem(given.run_dir)
     with _made(given.run_dir), connect(config.engine, given.run_dir) as session:
         prepare_world(config, given.run_dir)
         event = RunOpened(
@@ -265,13 +274,11 @@ def _session(place: Workplace) -> Iterator["Session"]:
         yield session
 
 
-def _environment(
-    place: Workplace, session: "Session", allow_code: Sequence[str], **changes: Any
-) -> "Environment":
+def _environment(place: Workplace, session: "Session", allow_code: Sequence[str]) -> "Environment":
     from rollout.environment import build_environment
 
     return build_environment(
-        place.config, session, place.run_dir, cache=place.log, allow_code=frozenset(allow_code), **changes
+        place.config, session, place.run_dir, cache=place.log, allow_code=frozenset(allow_code)
     )
 
 
@@ -341,7 +348,7 @@ def rollout(given: Given, allow_code: tuple[str, ...], quiet: bool, as_json: boo
     _echo(f"rollout: ended: {outlive(work, _echo)}")
 
 
-def _run_async(function: Callable[..., Any], *arguments: Any) -> Any:
+def _run_async(function: Callable[[*Ts], Awaitable[T]], *arguments: *Ts) -> T:
     import anyio
 
     return anyio.run(function, *arguments)
@@ -523,10 +530,10 @@ def _copy_groups(source: Path, steps: str, place: Workplace) -> int:
     return count // place.config.learner.groups_per_step
 
 
-def _evaluator(place: Workplace, session: "Session", allow_code: Sequence[str]) -> Callable[[Any], None]:
+def _evaluator(place: Workplace, session: "Session", allow_code: Sequence[str]) -> Callable[["Policy"], None]:
     """Return what evaluates a just-published policy on the dev questions and records it."""
 
-    def evaluate(policy: Any) -> None:
+    def evaluate(policy: "Policy") -> None:
         from learner.points import evaluation_name
         from rollout.environment import questions
         from rollout.evaluate import EvalOptions, Weights
@@ -550,8 +557,9 @@ def _evaluator(place: Workplace, session: "Session", allow_code: Sequence[str]) 
 
 
 def _evaluate(
-    place: Workplace, environment: "Environment", weights: Any, options: Any, examples: Any, voice: Any
-) -> Any:  # fmt: skip
+    place: Workplace, environment: "Environment", weights: "Weights", options: "EvalOptions",
+    examples: Sequence["Example"], voice: "Voice",
+) -> "Evaluated":  # fmt: skip
     """Ask the questions, append the `eval` event, return it."""
     import time
 
@@ -613,7 +621,7 @@ def eval_compare(run_dir: Path | None, names: tuple[str, ...], png: Path | None,
         draw_evaluations(found, png)
 
 
-def _evaluated(run_dir: Path | None, text: str) -> Any:
+def _evaluated(run_dir: Path | None, text: str) -> "Evaluated":
     """Return the newest evaluation that `[RUN:]NAME` names."""
     from core.errors import ConfigError
     from core.events import Evaluated
@@ -676,7 +684,7 @@ def eval_command(
         raise ConfigError(f"--name {name!r}: expected letters, digits, '.', '_', '+' and '-' only")
     options = EvalOptions(samples, temperature, limit=limit, batch_size=batch_size, name=name)
 
-    def work() -> Any:
+    def work() -> "Evaluated":
         with (
             _workplace(given, "reader", allow_code=allow_code) as opened,
             _session(opened) as session,
@@ -702,7 +710,7 @@ def _without_search(config: "Config") -> "Config":
     return msgspec.structs.replace(config, tools=msgspec.structs.replace(config.tools, search=search))
 
 
-def _weights(place: Workplace, policy: str, model_path: str) -> Any:
+def _weights(place: Workplace, policy: str, model_path: str) -> "Weights":
     from core.errors import ConfigError
     from rollout.evaluate import Weights
 
@@ -895,7 +903,7 @@ def _tell_rescored(log: "Log", wanted: Sequence[int], allow_code: Sequence[str],
     return 1 if count else 0
 
 
-def _scorer(log: "Log", allow_code: Sequence[str]) -> Callable[[Any], float]:
+def _scorer(log: "Log", allow_code: Sequence[str]) -> Callable[["Trajectory"], float]:
     from rollout.reward import get_scorer
 
     settings = _config_of(log).reward
@@ -1033,19 +1041,21 @@ def stats(run_dir: Path, errors: bool, staleness: bool, budget: bool, as_json: b
     from store.log import open_log
 
     every = not (errors or staleness or budget)
-    found: dict[str, Any] = {}
+    found: dict[str, object] = {}
     lines: list[str] = []
     with open_log(run_dir, readonly=True) as log:
         if staleness or every:
-            found["staleness"] = numbers.staleness_report(log)
-            lines += numbers.staleness_lines(found["staleness"])
+            ages = numbers.staleness_report(log)
+            found["staleness"] = ages
+            lines += numbers.staleness_lines(ages)
         if budget or every:
             report = numbers.budget_report(numbers.groups_of(log))
             found["budget"] = numbers.budget_facts(report)
             lines += numbers.budget_lines(report)
         if errors or every:
-            found["errors"] = numbers.error_report(numbers.groups_of(log))
-            lines += numbers.error_lines(found["errors"])
+            wrong = numbers.error_report(numbers.groups_of(log))
+            found["errors"] = wrong
+            lines += numbers.error_lines(wrong)
     click.echo(msgspec.json.encode(found).decode() if as_json else "\n".join(lines))
 
 

@@ -8,9 +8,11 @@ from store.log import Log
 
 
 def record_goal(log: Log, max_steps: int, now: float) -> None:
-    """Append the aim unless it is the recorded one already."""
-    if log.state().max_steps != max_steps:
-        log.journal.append_sync([GoalSet(max_steps=max_steps, at=now)])
+    """Append the aim unless it is the recorded one already; what is committed is the least that it can be."""
+    state = log.state()
+    aim = max(max_steps, state.committed_steps)
+    if state.max_steps != aim:
+        log.journal.append_sync([GoalSet(max_steps=aim, at=now)])
 
 
 def is_settled(log: Log, config: Config, max_steps: int) -> bool:

@@ -6,6 +6,7 @@ from pathlib import Path
 from core.events import Evaluated
 from learner.checkpoints import checkpoint_lines, list_checkpoints
 from learner.evaluations import Way, what_differs
+from learner.goal import record_goal
 from learner.history import History
 from learner.points import evaluation_name
 from store.log import Log, open_log
@@ -70,6 +71,14 @@ def test_an_evaluation_by_hand_does_not_stand_for_the_one_in_training(copy_of: C
         evaluate(log, 3, 0.9, temperature=1.0, name=evaluation_name(3))
         history.catch_up(log.journal)
         assert history.is_evaluated(3)
+
+
+def test_a_goal_is_never_below_what_is_committed(copy_of: Callable[[str], Path]) -> None:
+    """A smaller --max-steps is reached already; the recorded aim stays one that a run can have."""
+    with open_log(copy_of("chains"), role="learner") as log:
+        for asked, aim in ((9, 9), (1, 3), (3, 3)):
+            record_goal(log, asked, 0.0)
+            assert log.state().max_steps == aim
 
 
 def test_ways_are_named_by_what_differs() -> None:
