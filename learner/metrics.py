@@ -14,7 +14,7 @@ import numpy as np
 
 from core.accounting import cost_metrics
 from core.batch import StepBatch
-from core.events import VOID_OUTCOMES, Outcome
+from core.events import VOID_OUTCOMES, Answered, Outcome
 from core.nodes import Node
 from core.tree import Group, Trajectory
 
@@ -45,7 +45,7 @@ def step_metrics(groups: Sequence[GroupFacts], batch: StepBatch) -> Metrics:
         _reward(members)
         | _rollout(groups, members, nodes)
         | _outcomes(members)
-        | _counts(nodes, members)
+        | _counts(groups, members)
         | _search(nodes)
         | _tree(groups)
         | cost_metrics(facts.group for facts in groups)
@@ -63,6 +63,12 @@ def mean(values: Iterable[float]) -> float:
 
 def _nodes(group: Group) -> list[Node]:
     return [node for tree in group.trees.values() for node in tree.nodes.values()]
+
+
+def _ends(group: Group) -> list[Answered]:
+    """Return how trajectories ended, those whose next turn could never be sampled included."""
+    ended = [node.answer for node in _nodes(group) if node.answer is not None]
+    return ended + [end for tree in group.trees.values() for end in tree.unborn.values()]
 
 
 def reward_of(member: Trajectory) -> float:
@@ -92,7 +98,7 @@ def _reward(members: Sequence[Trajectory]) -> Metrics:
 def _rollout(groups: Sequence[GroupFacts], members: Sequence[Trajectory], nodes: Sequence[Node]) -> Metrics:
     calls = sum(1 for node in nodes if node.tool_call is not None)
     invalid = sum(1 for node in nodes if _is_invalid(node))
-    answers = [node.answer for node in nodes if node.answer is not None]
+    ends = [end.outcome for facts in groups for end in _ends(facts.group)]
     sampled = sum(len(node.sample.tokens) // 4 for node in nodes)
     lengths = [trajectory_tokens(member) for member in members]
     return {
@@ -104,7 +110,7 @@ def _rollout(groups: Sequence[GroupFacts], members: Sequence[Trajectory], nodes:
         "rollout/tokens_sampled": float(sampled),
         "rollout/valid_tool_call_rate": calls / (calls + invalid) if calls + invalid else 0.0,
         "rollout/degenerate_group_rate": mean(float(is_degenerate(facts.members)) for facts in groups),
-        "rollout/void_rate": mean(float(answer.outcome in VOID_OUTCOMES) for answer in answers),
+        "rollout/void_rate": mean(float(outcome in VOID_OUTCOMES) for outcome in ends),
     }
 
 
@@ -148,9 +154,9 @@ def _outcomes(members: Sequence[Trajectory]) -> Metrics:
     }
 
 
-def _counts(nodes: Sequence[Node], members: Sequence[Trajectory]) -> Metrics:
-    """Count ended leaves by outcome, and members by length: what a biased selection would thin out."""
-    outcomes = Counter(node.answer.outcome for node in nodes if node.answer is not None)
+def _counts(groups: Sequence[GroupFacts], members: Sequence[Trajectory]) -> Metrics:
+    """Count ends by outcome, and members by length: what a biased selection would thin out."""
+    outcomes = Counter(end.outcome for facts in groups for end in _ends(facts.group))
     lengths = Counter(bisect_left(LENGTHS, trajectory_tokens(member)) for member in members)
     classes = [*(f"upto_{bound:04}" for bound in LENGTHS), f"above_{LENGTHS[-1]}"]
     return {f"count/{outcome}": float(outcomes[outcome]) for outcome in Outcome} | {

@@ -16,6 +16,8 @@ from core.errors import ConfigError
 from core.events import Evaluated, QuestionResult
 
 DRAWS = 10_000
+PICKS_AT_ONCE = 2_000_000
+"""Questions picked before their means are taken: a source of 10,000 questions must not take gigabytes."""
 LOW, HIGH = 2.5, 97.5
 """Percentiles of a 95 % interval."""
 
@@ -137,9 +139,15 @@ def _places_by_source(event: Evaluated, usable: Sequence[int]) -> dict[str, list
 def _resampled(events: Sequence[Evaluated], places: Sequence[int], seed: int, source: str) -> Float64:
     """Return the mean exact match of resampled questions of one source: float64 [evaluations, draws]."""
     scores = np.asarray([[event.results[place].exact_match for place in places] for event in events])
-    draws = draw(seed, "bootstrap", source, count=DRAWS * len(places))
-    chosen = uniform(draws, len(places)).reshape(DRAWS, len(places))
-    return np.asarray(scores[:, chosen].mean(axis=2), dtype=np.float64)
+    at_once = max(PICKS_AT_ONCE // len(places), 1)
+    parts = []
+    for start in range(0, DRAWS, at_once):
+        count = min(at_once, DRAWS - start)
+        names = (source, start) if start else (source,)
+        draws = draw(seed, "bootstrap", *names, count=count * len(places))
+        chosen = uniform(draws, len(places)).reshape(count, len(places))
+        parts.append(scores[:, chosen].mean(axis=2))
+    return np.concatenate(parts, axis=1)
 
 
 def _by_source(event: Evaluated, places: dict[str, list[int]]) -> dict[str, float]:

@@ -119,7 +119,8 @@ def make_sheet(exam: Exam, examples: Sequence[Example]) -> Sheet:
             "protocol": exam.environment.chat.protocol.name,
             "search": search.backend,
             "top_k_results": search.top_k,
-            "scorer": f"{scorer.id} {scorer.version}",
+            "scorer": f"{scorer.id} {scorer.version}"
+            + (f" {scorer.source_digest[:12]}" if ":" in scorer.id else ""),
         },
     )
 

@@ -93,11 +93,12 @@ def prepare(
     """Write train.jsonl, dev.jsonl, test.jsonl, dropped.jsonl and prepare.json into `out`; return the counts.
 
     test is every evaluation question, dev is DEV_PER_SOURCE of each of its sources, drawn by seed. A question
-    that is also in test is left out of train. Raises ConfigError on an unknown mix and DataError on a file
-    that cannot be read or a part without a usable question.
+    that is also in test is left out of train. Raises ConfigError on an unknown mix or an input that would be
+    overwritten, and DataError on a file that cannot be read or a part without a usable question.
     """
     if mix not in MIXES:
         raise ConfigError(f"no mix {mix!r}, expected one of {', '.join(MIXES)}")
+    _check_inputs(out, (*train, *evaluation))
     chosen = MIXES[mix]
     test = _Part("test", tuple(evaluation), chosen.evaluation, {})
     parts = {
@@ -121,6 +122,16 @@ def prepare(
                 f"see {out / 'dropped.jsonl'} and {out / 'prepare.json'}"
             )
     return prepared
+
+
+def _check_inputs(out: Path, files: Sequence[Path]) -> None:
+    """Raise ConfigError when an input is one of the files to be written: it would be replaced, half read."""
+    written = {(out / name).resolve() for name in ("train.jsonl", "dev.jsonl", "test.jsonl", "dropped.jsonl")}
+    for path in files:
+        if path.resolve() in written:
+            raise ConfigError(
+                f"{str(path)!r} would be overwritten: write into another folder than {str(out)!r}"
+            )
 
 
 class _Survey:
@@ -182,7 +193,8 @@ class _Survey:
             return example
         self.renamed.add(content_hash(example))
         qualified = _qualify(example)
-        unique = bool(example.id) and self._qualified[_short(qualified)] == 1
+        short = _short(qualified)
+        unique = bool(example.id) and self._qualified[short] == 1 and not self._ids[short]
         return msgspec.structs.replace(example, id=qualified if unique else content_id(example))
 
     def rank(self, content: bytes) -> bytes:
@@ -204,8 +216,8 @@ def _examples(part: _Part) -> Iterator[tuple[Path, int, Example | Dropped]]:
     for path in part.files:
         default_source = path.stem
         for row in read_rows(path):
-            if row.value is None:
-                yield path, row.number, Dropped("not JSON")
+            if row.problem:
+                yield path, row.number, Dropped(row.problem)
             else:
                 yield path, row.number, read_row(row.value, default_source)
 

@@ -12,8 +12,8 @@ import hashlib
 import inspect
 import math
 import sys
-from collections.abc import Callable, Collection
-from typing import NamedTuple
+from collections.abc import Callable, Collection, Mapping
+from typing import NamedTuple, SupportsFloat
 
 import msgspec
 
@@ -200,10 +200,38 @@ def _wrap(spec: str, function: Callable[[Trajectory], object]) -> ScoreFunction:
         except Exception as error:
             where = f"{trajectory.group.uid} leaf {trajectory.leaf}"
             raise RewardError(f"scorer {spec!r} failed on {where}: {error!r}; mend it and go on") from error
-        if isinstance(result, Score):
-            return result
-        if isinstance(result, int | float):
-            return Score(float(result))
-        raise RewardError(f"scorer {spec!r} returned {result!r}, expected a number or a Score")
+        return _plain(spec, result if isinstance(result, Score) else Score(_number(spec, "", result)))
 
     return score
+
+
+def _plain(spec: str, score: Score) -> Score:
+    """Return a user's score with plain floats alone: the log could not give back another type."""
+    nodes = tuple(
+        NodeScore(
+            str(node.node),
+            _number(spec, f"node {node.node}", node.value),
+            _numbers(spec, f"node {node.node}", node.components),
+        )
+        for node in score.nodes
+    )
+    named = [node.node for node in nodes]
+    if len(set(named)) < len(named):
+        raise RewardError(f"scorer {spec!r} scored a turn twice: {named!r}, expected each at most once")
+    value = _number(spec, "value", score.value)
+    return Score(value, _numbers(spec, "components", score.components), nodes)
+
+
+def _numbers(spec: str, name: str, components: Mapping[str, object]) -> dict[str, float]:
+    return {str(key): _number(spec, f"{name} {key!r}", value) for key, value in components.items()}
+
+
+def _number(spec: str, name: str, value: object) -> float:
+    """Return any kind of number (a bool, numpy's, a tensor of one) as a float; raises RewardError."""
+    try:
+        if isinstance(value, SupportsFloat):
+            return float(value)
+    except (TypeError, ValueError, OverflowError):
+        pass
+    where = f" as {name}" if name else ""
+    raise RewardError(f"scorer {spec!r} returned {value!r}{where}, expected a number or a Score of numbers")

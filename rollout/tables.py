@@ -10,9 +10,9 @@ from core.errors import ConfigError, DataError
 from rollout.rows import FIELDS
 
 try:
-    from pyarrow import ArrowException, parquet
+    from pyarrow import ArrowException, RecordBatch, parquet
 except ImportError:  # an optional dependency: only Parquet files need it
-    parquet = None
+    parquet = RecordBatch = None
     ArrowException = OSError
 
 ROWS_PER_BATCH = 4096
@@ -25,6 +25,8 @@ class Row(NamedTuple):
     """Line or row, from 1."""
     value: object
     """None where it cannot be read."""
+    problem: str = ""
+    """Why it cannot."""
 
 
 def read_rows(path: Path) -> Iterator[Row]:
@@ -47,9 +49,21 @@ def _parquet(path: Path) -> Iterator[Row]:
         columns = [name for name in file.schema_arrow.names if name in FIELDS]
         number = 0
         for batch in file.iter_batches(batch_size=ROWS_PER_BATCH, columns=columns):
-            for value in batch.to_pylist():
+            for row in _rows(batch):
                 number += 1
-                yield Row(number, value)
+                yield row._replace(number=number)
+
+
+def _rows(batch: RecordBatch) -> Iterator[Row]:
+    """Yield the rows of a batch; a text that is no UTF-8 costs its own row only."""
+    try:
+        yield from [Row(0, value) for value in batch.to_pylist()]
+    except UnicodeDecodeError:
+        for place in range(batch.num_rows):
+            try:
+                yield Row(0, batch.slice(place, 1).to_pylist()[0])
+            except UnicodeDecodeError:
+                yield Row(0, None, "not UTF-8")
 
 
 def _jsonl(path: Path) -> Iterator[Row]:
@@ -61,5 +75,6 @@ def _jsonl(path: Path) -> Iterator[Row]:
             try:
                 value = decoder.decode(line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line)
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-                value = None
-            yield Row(number, value)
+                yield Row(number, None, "not JSON")
+            else:
+                yield Row(number, value)

@@ -126,6 +126,7 @@ def choose_nodes(policy: Policy, group: Group, tree: Tree, round_: int) -> Nodes
             f"expansion policy {plan.expand!r} chose {nodes!r} with {len(scores)} scores, expected "
             f"{plan.n} of the candidates {among!r} and one score per candidate or none"
         )
+    nodes = tuple(among[among.index(node)] for node in nodes)  # a user's string may be of another type
     return NodesChosen(round=round_, nodes=nodes, policy=plan.expand, candidates=among, scores=tuple(scores))
 
 

@@ -63,7 +63,7 @@ class KeyRing:
 def find_keys(environ: Mapping[str, str], dotenv: Path) -> tuple[str, ...]:
     """Return the keys of the environment or of a `.env` file, separated by commas or line breaks.
 
-    Raises ConfigError when there is none.
+    Raises ConfigError when there is none, or one that cannot stand in a request; it never shows a key.
     """
     said = environ.get(KEYS_VARIABLE, "") or _from_file(dotenv)
     keys = tuple(dict.fromkeys(key.strip() for key in said.replace("\n", ",").split(",") if key.strip()))
@@ -72,16 +72,29 @@ def find_keys(environ: Mapping[str, str], dotenv: Path) -> tuple[str, ...]:
             f"search back-end 'zhihu' needs a key: set {KEYS_VARIABLE}=key1,key2 in the environment "
             f"or in the file {dotenv}"
         )
+    for number, key in enumerate(keys, start=1):
+        if not key.isascii() or not key.isprintable() or " " in key:
+            raise ConfigError(
+                f"key {number} of {len(keys)} in {KEYS_VARIABLE} holds a blank or a character that is no "
+                "printable ASCII; copy it again"
+            )
     return keys
 
 
 def _from_file(dotenv: Path) -> str:
     try:
-        lines = dotenv.read_text(encoding="utf-8").splitlines()
+        lines = dotenv.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError):
         return ""
     for line in lines:
         name, _, value = line.strip().removeprefix("export ").partition("=")
         if name.strip() == KEYS_VARIABLE:
-            return value.strip().strip("\"'")
+            return _unquoted(value.strip())
     return ""
+
+
+def _unquoted(value: str) -> str:
+    """Return a value without its quotes, or, where it has none, without a comment after it."""
+    if value[:1] in ("'", '"'):
+        return value[1:].partition(value[0])[0]
+    return value.partition(" #")[0]

@@ -148,3 +148,14 @@ def test_metrics_are_sorted_by_name() -> None:
     """So that two records of one step are the same bytes."""
     names = list(measured(searching().scored()))
     assert names == sorted(names)
+
+
+def test_a_turn_that_was_never_sampled_is_a_void_end() -> None:
+    """An engine that failed before a first turn and one that failed in the middle count as void, too."""
+    script = searching()
+    script.end("0.0.0", tree=5, outcome=Outcome.VOID_ENGINE)
+    script.turn("0.0.0", None, [4], tree=6).see("0.0.0", [5], tree=6)
+    script.end("0.0.1", tree=6, outcome=Outcome.VOID_ENGINE)
+    metrics = measured(script.scored())
+    assert metrics["rollout/void_rate"] == pytest.approx(3 / 6)
+    assert (metrics["count/void_engine"], metrics["count/void_tool"]) == (2, 1)

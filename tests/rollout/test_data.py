@@ -313,3 +313,52 @@ def test_progress_is_told(tmp_path: Path) -> None:
     notices: list[str] = []
     prepare(tmp_path / "out", [path], [], mix="all", seed=0, notify=notices.append)
     assert notices == ["read 10,000 rows"]
+
+
+def test_a_name_led_by_its_source_is_not_another_questions_own(tmp_path: Path) -> None:
+    """Where `<source>_<id>` is some row's own id already, the id comes from the content."""
+    rows = [row("a?", "nq", id="1"), row("b?", "hotpotqa", id="1"), row("c?", "other", id="nq_1")]
+    source = write_jsonl(tmp_path / "rows.jsonl", rows)
+    prepare(tmp_path / "out", [source], [], mix="all", seed=0, notify=quiet)
+    ids = {example.question: example.id for example in read(tmp_path / "out" / "train.jsonl")}
+    assert ids["a?"] == content_id(Example("1", "a?", ("x",), "nq"))
+    assert (ids["b?"], ids["c?"]) == ("hotpotqa_1", "nq_1")
+
+
+NAMES = st.sampled_from(["1", "2", "a_1", "a", "b_a_1", ""])
+
+
+@given(names=st.lists(st.tuples(st.sampled_from(["a", "b", "b_a"]), NAMES), min_size=1, max_size=8))
+def test_no_two_questions_ever_share_an_id(
+    tmp_path_factory: pytest.TempPathFactory, names: list[Any]
+) -> None:
+    """Whatever ids and sources rows have, what `prepare` writes can be loaded, with every question in it."""
+    folder = tmp_path_factory.mktemp("ids")
+    rows = [row(f"q{n}?", source, id=name) for n, (source, name) in enumerate(names)]
+    prepare(folder / "out", [write_jsonl(folder / "r.jsonl", rows)], [], mix="all", seed=0, notify=quiet)
+    assert len(load_examples(folder / "out" / "train.jsonl")) == len(rows)
+
+
+def test_a_text_that_is_no_utf8_costs_its_row_only(tmp_path: Path) -> None:
+    """Parquet does not check its texts: a broken one is listed, the others are kept."""
+    raw = pa.array([b"a?", b"\xff?", b"c?"])
+    questions = pa.Array.from_buffers(pa.string(), 3, raw.buffers())
+    parquet.write_table(pa.table({"question": questions, "answer": ["x", "y", "z"]}), tmp_path / "nq.parquet")
+    prepared = prepare(tmp_path / "out", [tmp_path / "nq.parquet"], [], mix="all", seed=0, notify=quiet)
+    assert prepared.dropped == {"not UTF-8": 1}
+    assert json.loads((tmp_path / "out" / "dropped.jsonl").read_text())["row"] == 2
+    assert [example.question for example in read(tmp_path / "out" / "train.jsonl")] == ["a?", "c?"]
+
+
+@pytest.mark.parametrize("name", ["train.jsonl", "dev.jsonl", "test.jsonl", "dropped.jsonl"])
+def test_no_input_is_overwritten(tmp_path: Path, name: str) -> None:
+    """A file that is read may not be one that is written: a dev set would shrink itself."""
+    out = tmp_path / "out"
+    out.mkdir()
+    mine = write_jsonl(out / name, [row(f"q{n}?", id=f"r{n}") for n in range(30)])
+    (tmp_path / "link").symlink_to(out)
+    before = mine.read_bytes()
+    for given_as in (mine, tmp_path / "link" / name):
+        with pytest.raises(ConfigError, match="would be overwritten"):
+            prepare(out, [], [given_as], mix="all", seed=0, notify=quiet)
+    assert mine.read_bytes() == before

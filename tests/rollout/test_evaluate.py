@@ -9,12 +9,15 @@ import pytest
 
 from core.errors import ConfigError, DataError, EngineError, ServiceBusy, WeightsGone
 from core.events import Evaluated
+from core.tree import fold_group
 from rollout.data import Example
 from rollout.evalrecords import set_digest
 from rollout.evaluate import EvalOptions, Exam, Weights, evaluate
+from rollout.normalise import get_rule
 from rollout.progress import silence
 from rollout.run import Environment
-from rollout.summary import QuestionRecord, summarise
+from rollout.summary import QuestionRecord, question_record, summarise
+from tests.building import Script
 from tests.fakes import Asked, ScriptedSampler, ScriptedSearch, answer, call, make_config, make_environment
 from tests.rollout.logs import open_run
 
@@ -251,3 +254,44 @@ def test_result_is_a_journal_event(tmp_path: Path) -> None:
 def test_summary_of_nothing_divides_by_nothing() -> None:
     """No records: zeros, no error."""
     assert set(summarise([]).values()) == {0.0}
+
+
+def test_records_of_another_source_of_a_scorer_are_refused(tmp_path: Path) -> None:
+    """A user's scorer that was edited is another scorer: its records are not gone on with."""
+    environment = make_environment(ScriptedSampler(clever), ScriptedSearch())
+
+    def ask(source_digest: str) -> Evaluated:
+        scorer = environment.scorer._replace(id="mine:score", source_digest=source_digest)
+        exam = Exam(make_config(), environment._replace(scorer=scorer), Weights("w3", 3), EvalOptions())
+        return anyio.run(evaluate, exam, EXAMPLES, tmp_path / "r.jsonl", silence())
+
+    assert ask("a" * 64) == ask("a" * 64)
+    with pytest.raises(ConfigError, match=r"its scorer is 'mine:score .* this one's 'mine:score"):
+        ask("b" * 64)
+
+
+def test_search_health_by_hand(tmp_path: Path) -> None:
+    """Two searches found something (one in the cache), one nothing, one failed; a calculation is no search."""
+    script = Script(1)
+    calls = [
+        ("success", 2.0, False),
+        ("success", 0.5, True),
+        ("empty", 4.0, False),
+        ("rate_limited", 6.0, False),
+    ]
+    for tree, (status, latency, cached) in enumerate(calls, start=1):
+        script.turn("0.0.0", None, [4], tree=tree).see("0.0.0", [5], tree=tree)
+        seen = msgspec.structs.replace(script.records[-1][1], status=status, latency=latency, cached=cached)
+        script.records[-1] = (tree, seen)
+        script.turn("0.0.1", "0.0.0", [6], tree=tree).see("0.0.1", [7], tree=tree)
+        called = msgspec.structs.replace(script.records[-2][1], tool="calculator")
+        script.records[-2] = (tree, called)
+        script.turn("0.0.2", "0.0.1", [8], tree=tree).end("0.0.2", 1.0, tree=tree)
+    summary = summarise([question_record(fold_group(script.records), get_rule("unicode_p"))])
+    assert summary["search/calls"] == 4
+    assert summary["search/success_rate"] == 0.75
+    assert summary["search/error_rate"] == summary["search/empty_rate"] == 0.25
+    assert (summary["search/429"], summary["search/timeout"]) == (1, 0)
+    assert summary["search/latency"] == 4.0
+    assert summary["search/cache_hit"] == 0.25
+    assert (summary["rollout/search_calls"], summary["rollout/turns"]) == (1, 3)

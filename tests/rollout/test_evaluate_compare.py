@@ -1,5 +1,6 @@
 """Comparing evaluations of one set."""
 
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -121,3 +122,18 @@ def test_evaluations_that_were_not_asked_alike_are_said_to_be_so() -> None:
         "note: not asked alike: temperature 0.0, 1.0",
     ]
     assert compare_evaluations([greedy, greedy]).asked_otherwise == {}
+
+
+def test_a_large_set_is_compared_in_bounded_memory() -> None:
+    """Four thousand questions of a source, ten thousand times resampled, take tens of megabytes."""
+    scores = [float(place % 2) for place in range(8000)]
+    tracemalloc.start()
+    try:
+        found = compare_evaluations([made("a", scores), made("b", scores)])
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 200e6
+    half = 1.96 * (0.25 / 8000) ** 0.5
+    assert found.rows[0].macro_em.low == pytest.approx(0.5 - half, abs=0.002)
+    assert found.rows[0].macro_em.high == pytest.approx(0.5 + half, abs=0.002)

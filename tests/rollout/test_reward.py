@@ -7,17 +7,19 @@ from collections.abc import Callable, Iterator
 from fractions import Fraction
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from core.config import RewardSettings
 from core.errors import CodeNotAllowed, ConfigError, RewardError
-from core.events import Outcome
+from core.events import Outcome, Rewarded
 from core.tree import Trajectory
 from rollout.normalise import RULES, exact_match, f1, get_rule
 from rollout.protocols import get_protocol
 from rollout.reward import BUILDERS, get_scorer, levels
+from rollout.scoring import reward_events
 from rollout.tools import SEARCH_SPEC
 from tests.rollout.played import OUTCOMES, Step, play
 from tests.rollout.reported import ROOT, Reported, case, cases
@@ -221,6 +223,8 @@ def test_a_scorer_says_what_it_is() -> None:
 WriteModule = Callable[[str, str], str]
 
 MODULE = """
+import numpy as np
+
 from rollout.reward import NodeScore, Score
 
 def fixed(trajectory):
@@ -231,6 +235,13 @@ def dense(trajectory):
 
 def bad_node(trajectory):
     return Score(0.5, nodes=(NodeScore("0.0.0", float("inf")),))
+
+def typed(trajectory):
+    parts = {{"hit": True, "n": np.int64(3), 4: np.float32(0.5)}}
+    return Score({value}, parts, [NodeScore("0.0.0", {value}, parts)])
+
+def twice(trajectory):
+    return Score(0.5, nodes=(NodeScore("0.0.0", 1.0), NodeScore("0.0.0", 1.0)))
 
 constant = 3
 """
@@ -343,3 +354,31 @@ def test_rules_are_symmetric_and_idempotent(rule: str, a: str, b: str) -> None:
     once = chosen.normalise(a)
     if rule != "careful" and unicodedata.normalize("NFC", a).isascii():
         assert chosen.normalise(once) == once
+
+
+@pytest.mark.parametrize(
+    "result", ["True", "np.bool_(True)", "np.float32(1)", "np.float64(1)", "1", "np.array(1.0)"]
+)
+def test_numbers_of_any_type_can_be_read_back(module: WriteModule, result: str) -> None:
+    """A scorer may return a bool or numpy's numbers, anywhere: the log gets plain floats, and gives them back."""
+    spec = f"{module(f'scorers_typed_{abs(hash(result))}', result)}:typed"
+    ended = play([Step("t")], answer="Rome")
+    recorded = reward_events(get_scorer(spec, SETTINGS, [spec]), ended)
+    parts = {"hit": 1.0, "n": 3.0, "4": 0.5}
+    assert [(event.scope, event.value, event.components) for event in recorded] == [
+        ("leaf", 1.0, parts),
+        ("node", 1.0, parts),
+    ]
+    for event in recorded:
+        assert msgspec.msgpack.decode(msgspec.msgpack.encode(event), type=Rewarded) == event
+
+
+def test_scores_that_cannot_be_recorded_are_refused(module: WriteModule) -> None:
+    """Text among the numbers, an integer without end, and a turn that is scored twice name the scorer."""
+    for result in ("'high'", "10**400", "[1.0]"):
+        spec = f"{module(f'scorers_bad_{abs(hash(result))}', result)}:typed"
+        with pytest.raises(RewardError, match=r"typed' returned .* expected a number"):
+            get_scorer(spec, SETTINGS, [spec]).score(play([Step("t")], answer="x"))
+    spec = f"{module('scorers_twice', '0')}:twice"
+    with pytest.raises(RewardError, match="scored a turn twice"):
+        get_scorer(spec, SETTINGS, [spec]).score(play([Step("t")], answer="x"))

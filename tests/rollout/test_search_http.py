@@ -242,10 +242,20 @@ def test_unreadable_items_cost_only_themselves() -> None:
     assert passage.content == "ab[31m\n\u0107"
     assert (len(passage.title), len(passage.url)) == (300, 1000)
     assert one("zhihu", json_reply({"Code": 0, "Data": None}))[0].status == "empty"
+    assert one("retrieval", json_reply({"result": [None]}))[0].status == "empty"
     assert one("retrieval", json_reply({"result": [[3, {"id": 1}, None]]}))[0].status == "empty"
 
 
-@pytest.mark.parametrize(("code", "status", "tries"), [(30001, "rate_limited", 3), (90001, "error", 3)])
+@pytest.mark.parametrize(
+    ("code", "status", "tries"),
+    [
+        (10001, "bad_request", 1),
+        (20001, "auth", 1),
+        (30001, "rate_limited", 3),
+        (90001, "error", 3),
+        (7, "error", 1),
+    ],
+)
 def test_faults_under_http_200(code: object, status: str, tries: int) -> None:
     """Zhihu's own codes count as what they mean, though HTTP says that all is well."""
     found, _, requests = one("zhihu", json_reply({"Code": code, "Message": "m"}))
@@ -445,3 +455,28 @@ def test_outside_text_is_cleaned() -> None:
     assert clean(None, 5) == ""
     assert clean("\ufeff a\tb\n\x85c\ud800\uffff ", 50) == "\ufeff a\tb\nc"
     assert clean("abc   def", 5) == "abc"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "\ufeffZHIHU_SEARCH_KEYS=a,b\n",
+        'ZHIHU_SEARCH_KEYS="a,b" # mine\n',
+        "ZHIHU_SEARCH_KEYS=a,b  # mine\n",
+        "export ZHIHU_SEARCH_KEYS = 'a, b'\r\n",
+    ],
+)
+def test_key_files_as_editors_write_them(tmp_path: Path, text: str) -> None:
+    """A byte order mark, quotes, comments and blanks are no part of a key."""
+    (tmp_path / ".env").write_bytes(text.encode())
+    assert find_keys({}, tmp_path / ".env") == ("a", "b")
+
+
+@pytest.mark.parametrize(
+    "key", ["secr\u00e9t", "\ufeffsecret", "secret\u200b", "sec ret", "sec\tret", "secret\x00"]
+)
+def test_a_key_that_no_request_can_hold_is_refused_early(tmp_path: Path, key: str) -> None:
+    """It would end every trajectory with an exception; the message counts keys and shows none."""
+    with pytest.raises(ConfigError, match="key 2 of 2 in ZHIHU_SEARCH_KEYS") as caught:
+        find_keys({"ZHIHU_SEARCH_KEYS": f"good,{key}"}, tmp_path / ".env")
+    assert not any(part in str(caught.value) for part in ("sec", "good", key))

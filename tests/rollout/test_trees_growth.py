@@ -1,7 +1,9 @@
 """How a group grows, decided from hand-made records."""
 
 from collections.abc import Sequence
+from typing import cast
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -212,3 +214,15 @@ def test_policies_see_draws_for_expansions_and_candidates() -> None:
     ((count, among, draws),) = seen
     assert (count, among, len(draws)) == (5, 3, 8)
     assert np.all((draws >= 0) & (draws < 1))
+
+
+def test_a_choice_is_recorded_as_plain_names() -> None:
+    """A user's policy may pick with numpy: what is recorded can be stored and read back."""
+
+    def pick(tree: Tree, among: Sequence[NodeId | None], count: int, draws: Float64) -> Expansion:
+        return Expansion((cast("NodeId", np.str_("0.0.1")), None))
+
+    choice = next_in_tree(Policy(7, pick, finished), folded(asked(tree_plan()), [CHAIN_OF_THREE]), 1)
+    assert isinstance(choice, NodesChosen)
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(choice), type=NodesChosen) == choice
+    assert [type(node) for node in choice.nodes] == [str, type(None)]

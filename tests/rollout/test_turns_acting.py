@@ -1,6 +1,6 @@
 """What acting records: unusable samples, cut turns, corrections, late scores, node rewards."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import anyio
 import numpy as np
@@ -16,6 +16,7 @@ from rollout.live import LiveGroup
 from rollout.reward import NodeScore, Score, Scorer
 from rollout.run import Environment
 from rollout.serving import first
+from store.ports import StreamWrite
 from tests.fakes import (
     TOKENIZER,
     ScriptedSampler,
@@ -255,3 +256,34 @@ def test_answers_and_turns_are_never_reencoded() -> None:
         [view_tokens(raw) for raw in (group.asked.prompt, node.sample.tokens, node.observation.tokens)]
     )
     assert sampler.requests[1].prompt == tuple(prompt.tolist())
+
+
+def test_an_end_and_its_reward_are_one_write() -> None:
+    """No crash can part them; a void end is written alone, whatever its scorer would say."""
+    writes: list[list[str]] = []
+
+    class Noting(Recorder):
+        """Notes what is written at once."""
+
+        async def write(self, writes_: Sequence[StreamWrite]) -> None:
+            """Note, and record."""
+            writes.append([type(event).__name__ for write in writes_ for event in write.events])
+            await super().write(writes_)
+
+    def run(search: ScriptedSearch) -> None:
+        sampler = ScriptedSampler(
+            lambda prompt, seed, index: answer("x") if "All about" in prompt else call("it")
+        )
+        config, environment = make_config(**ONE), make_environment(sampler, search)
+
+        async def main() -> None:
+            live = await LiveGroup.open(question(config, environment, 0), Noting().write)
+            await grow(config, environment, live)
+
+        anyio.run(main)
+
+    run(ScriptedSearch())
+    assert writes[-1] == ["Answered", "Rewarded"]
+    writes.clear()
+    run(ScriptedSearch(fails=lambda query: True))
+    assert writes[-1] == ["Answered"]
