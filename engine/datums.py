@@ -48,6 +48,8 @@ def prepare(datums: Sequence[DatumArrays]) -> PreparedBatch:
 def build_all(datums: Sequence[DatumArrays]) -> list[pytrio.Datum]:
     """Return the `pytrio.Datum` of each example, as `build` does, unseen by the garbage collector."""
     enabled = gc.isenabled()
+    # What is young garbage now would otherwise become old below, and hardly ever be collected.
+    gc.collect(1)
     gc.disable()
     try:
         return [build(datum) for datum in datums]

@@ -3,6 +3,7 @@
 import gc
 import hashlib
 import struct
+import weakref
 
 import numpy as np
 import pytest
@@ -103,6 +104,22 @@ def test_the_digest_is_of_the_finished_object() -> None:
     assert digests == [expected]
     datum.loss_fn_inputs["advantages"].data[1] = -1.5
     assert datum_digest(arrays_of(datum)) != expected
+
+
+class Node:
+    """Garbage that only the collector frees."""
+
+    def __init__(self) -> None:
+        self.me = self
+
+
+def test_garbage_does_not_become_old_with_the_datums() -> None:
+    """What was young garbage when a batch was built is gone; a learner of thousands of steps stays as small."""
+    arrays = DatumArrays(np.arange(2), np.arange(2), np.zeros(2, np.float32), np.zeros(2, np.float32))
+    gone = weakref.ref(Node())
+    assert gone() is not None
+    build_all([arrays])
+    assert gone() is None
 
 
 def test_unequal_or_empty_arrays_are_refused() -> None:
