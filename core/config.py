@@ -61,9 +61,9 @@ class RolloutSettings(Table, frozen=True):
     prompt: str = ""
     """Name of a prompt template, or a file; "" is the protocol's own."""
     system_prompt: str | None = None
-    """Frozen text of the template; filled when the run is created."""
+    """Frozen text of the template; filled from `prompt` when the run is created, unless it is given."""
     user_template: str | None = None
-    """Frozen text with a {question} place; filled when the run is created."""
+    """Frozen text with a {question} place; filled likewise."""
     enable_thinking: bool = False
     history: Literal["keep", "rewrite"] = "keep"
     """What follows a turn where the chat template would render that turn anew once a result follows (Qwen3):

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import msgspec
 
-from core.config import Config
+from core.config import Config, RolloutSettings
 from core.errors import ConfigError, DataError
 from engine.client import Session
 from engine.embedded.world import write_world
 from rollout.chat import Chat
 from rollout.data import Example, load_examples
 from rollout.early import check_corpus, check_settings
-from rollout.prompts import PromptTemplate, load_prompt
+from rollout.prompts import PromptTemplate, check_prompt, load_prompt
 from rollout.protocols import get_protocol
 from rollout.reward import get_scorer
 from rollout.run import Environment
@@ -32,8 +32,8 @@ def freeze(config: Config, allow_code: Collection[str] = ()) -> Config:
     ConfigError, DataError, EstimatorError or CodeNotAllowed.
     """
     check_settings(config)
-    protocol = get_protocol(config.rollout.protocol)
-    template = load_prompt(config.rollout.prompt, protocol.name)
+    get_protocol(config.rollout.protocol)
+    template = _template(config.rollout)
     get_scorer(config.reward.scorer, config.reward, allow_code)
     config = with_absolute_paths(config)
     data, search, corpus = config.data, config.tools.search, config.tools.search.corpus
@@ -46,6 +46,16 @@ def freeze(config: Config, allow_code: Collection[str] = ()) -> Config:
         config.rollout, system_prompt=template.system, user_template=template.user
     )
     return msgspec.structs.replace(config, rollout=prompted)
+
+
+def _template(settings: RolloutSettings) -> PromptTemplate:
+    """Return the prompt to freeze: given texts (those of another run) before the named ones."""
+    system, user = settings.system_prompt, settings.user_template
+    if system is None or user is None:
+        named = load_prompt(settings.prompt, settings.protocol)
+        system = named.system if system is None else system
+        user = named.user if user is None else user
+    return check_prompt(PromptTemplate(system=system, user=user))
 
 
 def with_absolute_paths(config: Config) -> Config:

@@ -128,6 +128,10 @@ class Asked(NamedTuple):
     num_samples: int
     seed: int
     max_tokens: int
+    temperature: float
+    top_p: float
+    top_k: int
+    stop: tuple[str, ...]
 
 
 def no_delay(said: str, seed: int) -> float:
@@ -174,7 +178,17 @@ class ScriptedSampler:
         stop: Sequence[str],
     ) -> list[Turn]:
         """Return what the script says, cut at max_tokens."""
-        asked = Asked(weights_uri, tuple(prompt.tolist()), num_samples, seed, max_tokens)
+        asked = Asked(
+            weights_uri,
+            tuple(prompt.tolist()),
+            num_samples,
+            seed,
+            max_tokens,
+            temperature,
+            top_p,
+            top_k,
+            tuple(stop),
+        )
         self.requests.append(asked)
         text = TOKENIZER.decode(asked.prompt, skip_special_tokens=False)
         self.running += 1

@@ -436,3 +436,27 @@ def test_evaluations_are_recorded_and_compared(finished_run: Path) -> None:
     assert lines[0] == "4 questions"
     assert [line.split()[0] for line in lines[2:]] == ["base", "latest"]
     assert "expected base, latest or one of" in refusal("eval", "--run", finished_run, "--policy", "99")
+
+
+def test_an_evaluation_by_address_is_that_of_the_policy_and_goes_on(
+    finished_run: Path, tmp_path: Path
+) -> None:
+    """--model-path names the same weights; asked again under its name, nothing is asked; the picture is a PNG."""
+    with open_log(finished_run, readonly=True) as log:
+        newest = log.policies()[-1]
+    assert newest.weights_uri.startswith("trio://")
+    common = ("eval", "--run", finished_run, "--limit", 3, "--quiet", "--json")
+    by_address = ("--model-path", newest.weights_uri, "--name", "address", "--batch-size", 1)
+    one = json.loads(told(*common, *by_address))
+    other = json.loads(told(*common, "--policy", newest.policy_version, "--name", "number"))
+    assert one["weights_uri"] == other["weights_uri"] == newest.weights_uri
+    assert (one["results"], one["settings"]) == (other["results"], other["settings"])
+    assert (len(one["results"]), one["settings"]["temperature"], one["settings"]["samples"]) == (3, 0.0, 1)
+    [records] = (finished_run / "eval").glob("address-v*.jsonl")
+    before = records.read_bytes()
+    assert json.loads(told(*common, *by_address))["results"] == one["results"]
+    assert records.read_bytes() == before
+    several = json.loads(told(*common, "--samples", 2, "--name", "several"))["settings"]
+    assert (several["samples"], several["temperature"]) == (2, 1.0)
+    told("eval", "compare", "--run", finished_run, "address", "number", "--png", tmp_path / "eval.png")
+    assert (tmp_path / "eval.png").read_bytes().startswith(b"\x89PNG")

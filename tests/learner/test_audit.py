@@ -1,6 +1,8 @@
 """What can be asked of recorded rollouts: other estimators, other scores, lint, errors, one trajectory."""
 
+import math
 import shutil
+import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -18,7 +20,7 @@ from core.tree import Trajectory
 from engine.client import Session
 from learner.checkpoints import checkpoint_lines, list_checkpoints
 from learner.compare import compare, compare_lines
-from learner.counterfactual import counterfactual, rescore
+from learner.counterfactual import advantages, counterfactual, rescore
 from learner.fingerprints import changed, code_fingerprints, git_revision
 from learner.lint import Linter, Tally, lint, lint_lines
 from learner.loop import Options, run_learner
@@ -166,6 +168,41 @@ def test_estimators_are_compared_over_steps(trees: Log) -> None:
     assert any("overall" in line for line in compare_lines(report))
     with pytest.raises(EstimatorError, match="grpo"):
         compare(trees, range(1), ["gprpo"])
+
+
+def test_what_a_comparison_says_by_plain_loops(trees: Log) -> None:
+    """Correlation, flips, groups without signal, norm, and who differs most, from the advantages themselves."""
+    names = ["group_mean", "tree", "node"]
+    report = compare(trees, [0, 2], names)
+    rebuilt = {step: rebuild(trees, trees.plan(step)) for step in (0, 2)}
+    found = {
+        name: [value for step in (0, 2) for value in advantages(rebuilt[step].batch, rebuilt[step], name)]
+        for name in names
+    }
+    uids = [member.group.uid for step in (0, 2) for member in rebuilt[step].batch.members]
+    for row in report.overall:
+        values, reference = found[row.estimator], found["group_mean"]
+        assert row.correlation == pytest.approx(statistics.correlation(reference, values))
+        assert row.sign_flips == sum(a * b < 0 for a, b in zip(reference, values, strict=True))
+        lit = {uid for uid, value in zip(uids, values, strict=True) if value}
+        assert (row.groups, row.zero_groups) == (len(set(uids)), len(set(uids) - lit))
+        assert row.norm == pytest.approx(math.sqrt(sum(value**2 for value in values) / len(values)))
+    assert report.overall[0].norm != pytest.approx(report.overall[1].norm)
+    for name in names[1:]:
+        sizes = [math.hypot(*found[which]) for which in ("group_mean", name)]
+        gaps = [
+            abs(a / sizes[0] - b / sizes[1]) for a, b in zip(found["group_mean"], found[name], strict=True)
+        ]
+        told = [abs(apart.reference - apart.other) for apart in report.apart[name]]
+        assert told == pytest.approx(sorted((gap for gap in gaps if gap >= 1e-12), reverse=True)[: len(told)])
+        assert len(told) == min(5, sum(gap >= 1e-12 for gap in gaps))
+        for apart in report.apart[name]:
+            [reward] = [
+                member.reward
+                for member in rebuilt[apart.step].batch.members
+                if (member.group.uid, member.tree, member.leaf) == (apart.uid, apart.tree, apart.leaf)
+            ]
+            assert apart.reward == reward
 
 
 def test_scoring_again_finds_rewards_that_the_scorer_does_not_give(copy_of: Copy) -> None:

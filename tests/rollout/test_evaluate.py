@@ -103,7 +103,13 @@ def test_every_question_has_a_record(tmp_path: Path) -> None:
 def test_greedy_and_sampled(tmp_path: Path) -> None:
     """Temperature and number of samples reach the sampler; several samples are averaged."""
     sampler = ScriptedSampler(lambda prompt, seed, index: answer("Ada" if index % 2 else "Bob"))
-    event = examine(tmp_path / "r.jsonl", sampler, samples=4, temperature=1.0, limit=1)
+    event = examine(tmp_path / "r.jsonl", sampler, samples=4, temperature=1.0, top_p=0.9, limit=1)
+    assert [(asked.temperature, asked.top_p, asked.top_k) for asked in sampler.requests] == [(1.0, 0.9, -1)]
+    greedy = ScriptedSampler(clever)
+    examine(tmp_path / "greedy.jsonl", greedy)
+    assert {(asked.weights_uri, asked.temperature, asked.top_p) for asked in greedy.requests} == {
+        ("w3", 0.0, 1.0)
+    }
     assert [asked.num_samples for asked in sampler.requests] == [4]
     assert (event.results[0].samples, event.results[0].exact_match) == (4, 0.5)
     assert event.settings["temperature"] == 1.0
