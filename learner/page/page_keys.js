@@ -16,7 +16,7 @@ const COMMANDS = {
   p: () => neighbourLeaf(-1),
   s: () => go({ shade: state.shade === "logprob" ? "advantage" : "logprob" }, true),
   t: nextTheme,
-  "?": () => document.getElementById("help").showModal(),
+  "?": () => show(document.getElementById("help")),
 };
 
 function goToStep(by) {
@@ -53,9 +53,15 @@ function startDialogs() {
   const about = document.getElementById("about");
   const books = (INDEX.run.books ?? []).map(([name, value]) => ["groups " + name.replace("_", " "), count(value)]);
   about.append(make("h2", "", "Run " + INDEX.run.run_id), table(INDEX.run.facts ?? []), make("h2", "", "Books"), table(books), closing(about));
-  document.getElementById("help-open").addEventListener("click", () => help.showModal());
-  document.getElementById("about-open").addEventListener("click", () => about.showModal());
+  document.getElementById("help-open").addEventListener("click", () => show(help));
+  document.getElementById("about-open").addEventListener("click", () => show(about));
   document.getElementById("theme").addEventListener("click", nextTheme);
+}
+
+// The button at its end has the focus at first, and would scroll its beginning out of sight.
+function show(dialog) {
+  dialog.showModal();
+  dialog.scrollTop = 0;
 }
 
 function closing(dialog) {

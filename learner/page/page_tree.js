@@ -67,7 +67,7 @@ function stepHeader(step) {
   ];
   const verdict = step.verdict === "match" ? make("span", "verdict match", picture("answer"), "re-derived: match") :
     step.verdict === "mismatch" ? make("span", "verdict mismatch", "re-derived: MISMATCH") : null;
-  if (verdict) verdict.title = "The batch was re-derived from rollout events and its digest compared with the recorded " + step.digest;
+  if (verdict) verdict.title = "The step was re-derived from rollout events and compared with its plan, record by record; batch digest " + step.digest;
   const more = make("details", "facts", make("summary", "", make("b", "", "Step " + step.step), verdict,
     make("span", "figures", `${step.estimator || "estimator"} · v${step.policy_in ?? 0} → v${step.policy_out ?? 0} · ${plural(step.members ?? 0, "member")}` +
       (step.skipped ? " · skipped, no signal" : ""))),

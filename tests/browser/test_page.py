@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from core.arrays import view_logprobs
@@ -338,10 +337,9 @@ def test_a_step_that_cannot_be_derived_says_why(tmp_path: Path, visit: Visitor) 
 
 
 def test_a_mismatch_cannot_be_overlooked(tmp_path: Path, visit: Visitor) -> None:
-    """A step whose batch digest is not the recorded one says so in the list and above its trees."""
+    """A step that is not what was planned says so in the list and above its trees."""
     source = told_step(0, [told_group(1)])
-    planned = msgspec.structs.replace(source.planned, batch_digest="0" * 64)
-    write(tmp_path / "altered.html", [source._replace(planned=planned)])
+    write(tmp_path / "altered.html", [source._replace(match=False)])
     seen = visit(tmp_path / "altered.html")
     assert seen.texts(".step-row .verdict.mismatch") == ["MISMATCH"]
     assert seen.texts("#trees .verdict.mismatch") == ["re-derived: MISMATCH"]
@@ -394,3 +392,47 @@ def test_narrow_windows_lose_nothing(file: Path, visit: Visitor) -> None:
     assert seen.ask("document.documentElement.scrollWidth") <= 480
     for part in ("#list", ".forest", "#turns .sampled"):
         assert seen.page.locator(part).first.is_visible()
+
+
+CLIPPED = """() => {
+  const found = [];
+  for (const part of document.querySelectorAll("button, label, h1, h2, summary, #filter-count, #filters input, #filters select")) {
+    const box = part.getBoundingClientRect();
+    if (!box.width || !box.height || part.closest("dialog:not([open])")) continue;
+    if (part.scrollWidth > part.clientWidth + 1 && part.tagName !== "INPUT") found.push(["clipped", part.textContent.slice(0, 40)]);
+    if (part.tagName === "INPUT" || part.tagName === "SELECT") {
+      const pen = document.createElement("canvas").getContext("2d");
+      const style = getComputedStyle(part);
+      pen.font = `${style.fontSize} ${style.fontFamily}`;
+      const text = part.tagName === "INPUT" ? part.placeholder : part.selectedOptions[0].textContent;
+      const room = part.clientWidth - parseFloat(style.paddingLeft) - parseFloat(style.paddingRight) - (part.tagName === "SELECT" ? 18 : 0);
+      if (pen.measureText(text).width > room + 1) found.push(["cut", text]);
+    }
+    for (let outer = part.parentElement; outer && outer !== document.body; outer = outer.parentElement) {
+      const frame = outer.getBoundingClientRect();
+      if (box.right > frame.right + 1 && getComputedStyle(outer).overflowX === "visible") found.push(["sticks out", part.textContent.slice(0, 40)]);
+    }
+  }
+  return found;
+}"""
+
+
+@pytest.mark.parametrize("width", [1440, 1280, 1024])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_no_label_is_cut_at_common_widths(file: Path, visit: Visitor, width: int, scheme: str) -> None:
+    """Buttons, labels, headings and the filters' fields show their whole text, inside their frame."""
+    assert visit(file, width=width, scheme=scheme).ask(CLIPPED) == []
+
+
+@pytest.mark.parametrize("button", ["#about-open", "#help-open"])
+def test_a_long_dialog_opens_at_its_beginning(visit: Visitor, file: Path, button: str) -> None:
+    """Its heading is in sight, also in a low window."""
+    seen = visit(file)
+    seen.page.set_viewport_size({"width": 1024, "height": 150})
+    seen.page.click(button)
+    heading = seen.page.locator("dialog[open] h2").first
+    assert seen.ask(
+        "document.querySelector('dialog[open]').scrollHeight > document.querySelector('dialog[open]').clientHeight"
+    )
+    box, frame = heading.bounding_box(), seen.page.locator("dialog[open]").bounding_box()
+    assert box["y"] >= frame["y"]
