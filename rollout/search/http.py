@@ -7,7 +7,7 @@ import email.utils
 import ipaddress
 import math
 from collections.abc import Awaitable, Callable, Mapping
-from typing import NamedTuple, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import anyio
 import httpx
@@ -40,6 +40,16 @@ class Reply(NamedTuple):
 
     content_type: str
     body: bytes
+    wait: float | None
+    """Seconds that Retry-After asks for: services report rate limits under HTTP 200 as well."""
+
+
+class Decoded(NamedTuple, Generic[T]):
+    """What an answer says."""
+
+    body: T
+    wait: float | None
+    """As Reply has it."""
 
 
 def succeeded(passages: list[Passage], top_k: int) -> Attempt:
@@ -73,13 +83,13 @@ class HttpService:
 
     async def get(
         self, query_string: str, kind: type[T], headers: Mapping[str, str] | None = None
-    ) -> T | Attempt:
+    ) -> Decoded[T] | Attempt:
         """GET the address with a query string; return the decoded JSON, or the failed attempt."""
         return await self._exchange(
             self._client.build_request("GET", f"{self.url}?{query_string}", headers=headers), kind
         )
 
-    async def post(self, content: object, kind: type[T]) -> T | Attempt:
+    async def post(self, content: object, kind: type[T]) -> Decoded[T] | Attempt:
         """POST JSON to the address; return the decoded JSON, or the failed attempt."""
         body = msgspec.json.encode(content)
         headers = {"Content-Type": "application/json"}
@@ -106,7 +116,7 @@ class HttpService:
         """Close the connections."""
         await self._client.aclose()
 
-    async def _exchange(self, request: httpx.Request, kind: type[T]) -> T | Attempt:
+    async def _exchange(self, request: httpx.Request, kind: type[T]) -> Decoded[T] | Attempt:
         """Send one request; the timeout bounds the whole exchange, however slowly bytes drip."""
         try:
             with anyio.fail_after(self._timeout):
@@ -160,7 +170,7 @@ def _judge(response: httpx.Response, body: bytes, timer: Timer) -> Reply | Attem
         return failed("bad_request", f"the request was refused (HTTP {code})", retryable=False)
     if not response.is_success:
         return failed("bad_response", f"unexpected redirection (HTTP {code})", retryable=False)
-    return Reply(response.headers.get("Content-Type", ""), body)
+    return Reply(response.headers.get("Content-Type", ""), body, wait)
 
 
 def retry_after(headers: Mapping[str, str], timer: Timer) -> float | None:
@@ -178,12 +188,12 @@ def retry_after(headers: Mapping[str, str], timer: Timer) -> float | None:
     return min(max(seconds, 0.0), MAX_WAIT) if math.isfinite(seconds) else None
 
 
-def _decode(reply: Reply, kind: type[T]) -> T | Attempt:
+def _decode(reply: Reply, kind: type[T]) -> Decoded[T] | Attempt:
     """Decode a JSON body: UTF-8, or the charset that the service names."""
     body = reply.body.removeprefix(b"\xef\xbb\xbf")
     charset = reply.content_type.lower().partition("charset=")[2].split(";")[0].strip(" \"'")
     try:
         text = body.decode(charset or "utf-8")  # all of it, also where the decoder would not look
-        return msgspec.json.decode(text, type=kind)
+        return Decoded(msgspec.json.decode(text, type=kind), reply.wait)
     except (msgspec.DecodeError, UnicodeError, LookupError, RecursionError):
         return failed("bad_response", "the answer is not the JSON that was expected", retryable=True)

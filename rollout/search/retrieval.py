@@ -117,9 +117,10 @@ class Retrieval:
         ]
 
     async def _ask(self, queries: list[str], top_k: int) -> list[list[Passage]] | Attempt:
-        body = await self._service.post({"queries": queries, "topk": top_k, "return_scores": True}, _Body)
-        if isinstance(body, Attempt):
-            return body
+        answer = await self._service.post({"queries": queries, "topk": top_k, "return_scores": True}, _Body)
+        if isinstance(answer, Attempt):
+            return answer
+        body = answer.body
         if len(body.result) != len(queries):
             problem = f"{len(body.result)} result lists for {len(queries)} queries"
             return failed("bad_response", problem, retryable=True)

@@ -3,6 +3,7 @@
 No key is needed. Requests start at least INTERVAL apart, as the service's etiquette asks.
 """
 
+from collections.abc import Iterator
 from urllib.parse import urlencode
 
 import anyio
@@ -29,7 +30,7 @@ class _Page(msgspec.Struct):
 
 
 class _Query(msgspec.Struct):
-    pages: list[_Page] = []
+    pages: list[msgspec.Raw] = []
 
 
 class _Error(msgspec.Struct):
@@ -76,7 +77,7 @@ class Wikipedia:
             body = await self._ask({**_parameters(query, top_k), **continues})
             if isinstance(body, Attempt):
                 return body
-            for page in body.query.pages if body.query is not None else ():
+            for page in _pages(body):
                 known = pages.setdefault(page.pageid, page)
                 known.extract = known.extract or page.extract
             continues = body.continues
@@ -87,14 +88,16 @@ class Wikipedia:
 
     async def _ask(self, parameters: dict[str, str | int]) -> _Body | Attempt:
         await self._wait_turn()
-        body = await self._service.get(urlencode(parameters), _Body)
-        if isinstance(body, Attempt) or body.error is None:
-            return body
-        code = body.error.code
+        answer = await self._service.get(urlencode(parameters), _Body)
+        if isinstance(answer, Attempt):
+            return answer
+        if answer.body.error is None:
+            return answer.body
+        code, wait = answer.body.error.code, answer.wait
         if code == "ratelimited":
-            return failed("rate_limited", "too many requests (ratelimited)", retryable=True)
+            return failed("rate_limited", "too many requests (ratelimited)", retryable=True, wait=wait)
         if code.startswith(TRANSIENT):
-            return failed("error", "the service is not ready", retryable=True)
+            return failed("error", "the service is not ready", retryable=True, wait=wait)
         return failed("bad_request", "the request was refused by the wiki", retryable=False)
 
     async def _wait_turn(self) -> None:
@@ -121,6 +124,15 @@ def _parameters(query: str, top_k: int) -> dict[str, str | int]:
         "inprop": "url",
         "redirects": 1,
     }
+
+
+def _pages(body: _Body) -> Iterator[_Page]:
+    """Yield the pages of an answer; one that cannot be read is no evidence, and costs no other."""
+    for raw in body.query.pages if body.query is not None else ():
+        try:
+            yield msgspec.json.decode(raw, type=_Page)
+        except msgspec.DecodeError:
+            continue
 
 
 def _passage(page: _Page) -> Passage | None:

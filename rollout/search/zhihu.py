@@ -93,13 +93,14 @@ class Zhihu:
         parameters = urlencode({"Query": query, "Count": min(top_k, MAX_COUNT), "SearchDB": "all"})
         stamp = str(int(self._service.timer.wall()))
         headers = {"Authorization": f"Bearer {key}", "X-Request-Timestamp": stamp}
-        body = await self._service.get(parameters, _Body, headers)
-        if isinstance(body, Attempt):
-            return body
+        answer = await self._service.get(parameters, _Body, headers)
+        if isinstance(answer, Attempt):
+            return answer
+        body = answer.body
         if body.code != 0:
             known = CODES.get(body.code, ("error", f"the service failed (code {body.code})", False))
             status, error, retryable = known
-            return failed(status, error, retryable=retryable)
+            return failed(status, error, retryable=retryable, wait=answer.wait)
         items = body.data.items if body.data is not None else None
         return succeeded([passage for raw in items or () if (passage := _passage(raw))], top_k)
 

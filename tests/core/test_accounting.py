@@ -102,3 +102,17 @@ def test_rewritten_prompt_counts_as_read() -> None:
     seen = msgspec.structs.replace(seen, prompt_reset=pack_tokens([1] * 7))
     group = folded(asked(CHAIN), [[turn, call, seen, sampled("0.0.1", "0.0.0"), *ended("0.0.1")]])
     assert group_cost(group).prefilled == 5 + 7
+
+
+def test_each_tree_pays_for_its_own_expansion_of_the_root() -> None:
+    """Only the first turn is one request for all trees: two trees that begin anew read the prompt twice more."""
+    anew = [chosen(1, None), _with_request(sampled("1.0.0", None)), *ended("1.0.0")]
+    group = folded(asked(tree_plan(m=2, n=1)), [[*CHAIN_B, *anew], [*CHAIN_B, *anew]])
+    # 5 for the first turns, 10 per second turn, 5 per expansion.
+    assert (group_cost(group).requests, group_cost(group).prefilled) == (5, 5 + 2 * 10 + 2 * 5)
+
+
+def test_the_budget_counts_every_round() -> None:
+    """M = 2, N = 3, L = 4: 2 + 12/2 chains by the printed formula, 2 + 2·12/2 per tree."""
+    budget = generated_budget([folded(asked(tree_plan(m=2, n=3, l=4)), [CHAIN_A, CHAIN_A])])
+    assert (budget.chain, budget.paper, budget.expected) == (6.0, 6.0 * 8, 6.0 * 14)

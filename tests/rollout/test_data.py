@@ -3,6 +3,7 @@
 import json
 import math
 import random
+import tracemalloc
 import unicodedata
 from collections.abc import Iterable
 from pathlib import Path
@@ -300,11 +301,33 @@ def test_inputs_that_cannot_be_used(tmp_path: Path) -> None:
             prepare(tmp_path / "out", files, [], mix=mix, seed=0, notify=quiet)
 
 
-def test_reading_is_streamed(tmp_path: Path) -> None:
-    """Rows come a batch at a time: the first is there before a later fault is met."""
+def test_rows_have_the_numbers_of_their_lines(tmp_path: Path) -> None:
+    """Rows keep the numbers of their lines; what cannot be read says why."""
     path = tmp_path / "rows.jsonl"
     path.write_bytes(b'{"question": "a"}\n\n\xff\n')
-    assert [(each.number, each.value) for each in read_rows(path)] == [(1, {"question": "a"}), (3, None)]
+    assert [tuple(each) for each in read_rows(path)] == [(1, {"question": "a"}, ""), (3, None, "not JSON")]
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_memory_does_not_grow_with_the_texts(tmp_path: Path, kind: str) -> None:
+    """Of 20,000 rows with 2 kB of text each, a few megabytes are ever held: hashes, not rows."""
+    path = tmp_path / f"nq.{kind}"
+    rows = (
+        {"question": f"{n} " + "long " * 400, "answer": "x", "context": "c" * 1000} for n in range(20_000)
+    )
+    if kind == "jsonl":
+        write_jsonl(path, rows)
+    else:
+        columns = {"question": pa.string(), "answer": pa.string(), "context": pa.string()}
+        parquet.write_table(pa.Table.from_pylist(list(rows), pa.schema(columns)), path, row_group_size=2000)
+    tracemalloc.start()
+    try:
+        prepared = prepare(tmp_path / "out", [path], [], mix="all", seed=0, notify=quiet)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert prepared.counts == {"train": {"nq": 20_000}}
+    assert peak < 24e6
 
 
 def test_progress_is_told(tmp_path: Path) -> None:

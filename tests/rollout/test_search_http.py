@@ -241,6 +241,14 @@ def test_unreadable_items_cost_only_themselves() -> None:
     (passage,) = found.passages
     assert passage.content == "ab[31m\n\u0107"
     assert (len(passage.title), len(passage.url)) == (300, 1000)
+    pages = [
+        7,
+        {"pageid": 2, "title": ["x"], "extract": "y"},
+        {"pageid": 3, "index": 2, "extract": "z"},
+        None,
+    ]
+    found, _, _ = one("wikipedia", json_reply({"query": {"pages": pages}}))
+    assert [(page.title, page.content) for page in found.passages] == [("Untitled", "z")]
     assert one("zhihu", json_reply({"Code": 0, "Data": None}))[0].status == "empty"
     assert one("retrieval", json_reply({"result": [None]}))[0].status == "empty"
     assert one("retrieval", json_reply({"result": [[3, {"id": 1}, None]]}))[0].status == "empty"
@@ -480,3 +488,21 @@ def test_a_key_that_no_request_can_hold_is_refused_early(tmp_path: Path, key: st
     with pytest.raises(ConfigError, match="key 2 of 2 in ZHIHU_SEARCH_KEYS") as caught:
         find_keys({"ZHIHU_SEARCH_KEYS": f"good,{key}"}, tmp_path / ".env")
     assert not any(part in str(caught.value) for part in ("sec", "good", key))
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("zhihu", {"Code": 30001}),
+        ("zhihu", {"Code": 90001}),
+        ("wikipedia", {"error": {"code": "ratelimited"}}),
+        ("wikipedia", {"error": {"code": "maxlag"}}),
+    ],
+)
+@pytest.mark.parametrize(("asked", "waited"), [("7", 7.0), ("86400", MAX_WAIT)])
+def test_retry_after_counts_under_http_200_too(name: str, said: object, asked: str, waited: float) -> None:
+    """A limit that only the body tells of is waited out as its header asks, capped like any other."""
+    limited = Reply(200, (("Retry-After", asked),), json.dumps(said).encode())
+    found, clock, _ = one(name, limited, json_reply(HIT if name == "zhihu" else PAGE))
+    assert (found.ok, found.retries) == (True, 1)
+    assert [wait for wait in clock.waits if wait > INTERVAL] == [waited]
