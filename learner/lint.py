@@ -22,6 +22,7 @@ from learner.counterfactual import AGREEMENT, Rescore
 from learner.metrics import SEARCH, component, reward_of
 from learner.rebuild import CodeLoader, no_code, rebuild
 from learner.selection import NO_SIGNAL, RUN_ENDED
+from learner.visible import visible
 from store.log import Log
 from store.ports import GroupFate, GroupRow
 
@@ -253,5 +254,5 @@ def lint_lines(findings: Iterable[LintFinding]) -> list[str]:
     for finding in findings:
         share = f"{finding.count} of {finding.examined} ({100 * finding.share:.1f} %)"
         lines.append(f"{finding.name}: {share}. {finding.advice}")
-        lines += [f"    {example}" for example in finding.examples]
+        lines += [f"    {visible(example)}" for example in finding.examples]
     return lines or ["nothing suspicious was found"]

@@ -13,6 +13,7 @@ from core.tree import Group, Trajectory, trajectories
 from learner.batch import fold_bundle
 from learner.lint import had_fault
 from learner.metrics import component, search_calls
+from learner.visible import visible
 from store.log import Log
 from store.ports import GroupFate
 
@@ -36,6 +37,8 @@ ADVICE = {
 }
 
 BUDGET = frozenset({Outcome.TOOL_LIMIT, Outcome.TURN_LIMIT, Outcome.TOKEN_LIMIT, Outcome.TRUNCATED})
+SPACED_SCRIPTS = "\u0e00"
+"""Below it the scripts that put spaces between words; from it on Thai, Chinese, Japanese and others."""
 MAX_EXAMPLES = 3
 ENDED = frozenset({GroupFate.CLOSED, GroupFate.PLANNED, GroupFate.TRAINED, GroupFate.DROPPED})
 
@@ -145,7 +148,7 @@ def error_kind(path: Trajectory) -> str:
         return "no_search"
     references = [plain(reference) for reference in path.group.asked.references]
     found = any(
-        reference and reference in plain(node.observation.content)
+        holds(plain(node.observation.content), reference)
         for node in path.path
         if node.observation is not None
         for reference in references
@@ -156,6 +159,24 @@ def error_kind(path: Trajectory) -> str:
 def plain(text: str) -> str:
     """Return text for a search in it: composed, without case, each run of spaces one."""
     return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
+
+
+def holds(text: str, phrase: str) -> bool:
+    """Tell whether a text holds a phrase as words of its own: "Ann" is in "Ann's", not in "Anne"."""
+    start = text.find(phrase) if phrase else -1
+    while start >= 0:
+        end = start + len(phrase)
+        if not _is_one_word(text[start - 1 : start], phrase[0]) and not _is_one_word(
+            phrase[-1], text[end : end + 1]
+        ):
+            return True
+        start = text.find(phrase, start + 1)
+    return False
+
+
+def _is_one_word(left: str, right: str) -> bool:
+    """Tell whether two neighbours belong to one word, of a script that puts spaces between words."""
+    return all(one.isalnum() and one < SPACED_SCRIPTS for one in (left, right))
 
 
 def left_right_path(path: Trajectory, right: Sequence[Trajectory]) -> int | None:
@@ -176,9 +197,8 @@ def _shared(left: Sequence[Node], right: Sequence[Node]) -> int:
 def _example(path: Trajectory) -> str:
     asked = path.group.asked
     answer = "no answer" if path.ended.answer is None else repr(path.ended.answer)
-    return (
-        f"{path.tree_uid}/{path.leaf}: {asked.question!r} → {answer}, expected {' | '.join(asked.references)}"
-    )
+    expected = visible(" | ".join(asked.references))
+    return f"{path.tree_uid}/{path.leaf}: {asked.question!r} → {answer}, expected {expected}"
 
 
 def staleness_report(log: Log) -> StalenessReport:

@@ -11,7 +11,7 @@ import msgspec
 from core.events import StepCommitted
 from learner.counterfactual import Counterfactual, RewardChange
 from learner.replay import GroupLine, StepReport
-from learner.visible import one_line
+from learner.visible import one_line, visible
 
 QUESTION_WIDTH = 60
 ANSWER_WIDTH = 14
@@ -87,7 +87,7 @@ def report_lines(report: StepReport, *, whole: bool) -> list[str]:
     lines += [f"  {difference}" for difference in report.differences]
     if whole:
         lines += [f"  note: {_shortened(note)}" for note in report.notes]
-    return lines
+    return [visible(line) for line in lines]
 
 
 def note_lines(notes: Iterable[tuple[int, str]]) -> list[str]:
@@ -95,7 +95,7 @@ def note_lines(notes: Iterable[tuple[int, str]]) -> list[str]:
     steps: dict[str, list[int]] = {}
     for step, note in notes:
         steps.setdefault(_shortened(note), []).append(step)
-    return [f"note: {_span(listed)}: {note}" for note, listed in steps.items()]
+    return [visible(f"note: {_span(listed)}: {note}") for note, listed in steps.items()]
 
 
 def _shortened(note: str) -> str:
@@ -154,7 +154,7 @@ def metric_lines(metrics: Mapping[str, float]) -> list[str]:
             break_long_words=False,
         )
     ]
-    return [line.replace("\u00a0", " ") for line in lines]
+    return [visible(line.replace("\u00a0", " ")) for line in lines]
 
 
 def _group_lines(group: GroupLine) -> list[str]:
@@ -211,4 +211,4 @@ def rescored_line(change: RewardChange) -> str:
     """Return one reward that would be another today."""
     now = change.error or f"{change.rescored:+.4f}"
     place = f"{change.uid}/t{change.tree}/{change.leaf}"
-    return f"{place}: recorded {change.recorded:+.4f} by {change.scorer}, now {now}"
+    return visible(f"{place}: recorded {change.recorded:+.4f} by {change.scorer}, now {now}")

@@ -6,11 +6,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from core.events import Answered, Observed, Rewarded, TurnSampled
+from core.events import Answered, GroupAsked, Observed, Rewarded, TurnSampled
+from learner.lint import lint, lint_lines
 from learner.page.steps import read_step, step_facts
 from learner.rebuild import no_code
 from learner.replay import Auditor, StepReport, replay_step, replay_steps
-from learner.telling import report_lines
+from learner.stats import error_lines, error_report, groups_of
+from learner.telling import note_lines, report_lines
 from store import codec
 from store.log import open_log
 from store.records import RawRecord
@@ -192,3 +194,35 @@ def test_the_page_judges_as_replay_does(copy_of: Copy) -> None:
     rewrite_group(run, first_group(run), alter)  # type: ignore[arg-type]
     assert not audit(run)[1].match
     assert verdicts() == ["match", "mismatch", "match"]
+
+
+def test_names_of_a_data_set_cannot_move_the_cursor(copy_of: Copy) -> None:
+    """Every line of a report and of a lint is printable, whatever stands in ids, sources and scorers."""
+    run = copy_of("chains")
+    hostile = "\x1b[2J\x07\u202e\r"
+
+    def alter(tree: int, event: object) -> object:
+        if isinstance(event, GroupAsked):
+            return msgspec.structs.replace(event, data_source=hostile, example_id=hostile, question=hostile)
+        if isinstance(event, Rewarded):
+            return msgspec.structs.replace(event, scorer=hostile, components={"exact_match": 1.0})
+        return msgspec.structs.replace(event, answer=None) if isinstance(event, Answered) else event
+
+    for uid in (first_group(run), uid_after(run)):
+        rewrite_group(run, uid, alter)  # type: ignore[arg-type]
+    with open_log(run, readonly=True) as log:
+        report = replay_step(Auditor(log, {}), 1)
+        lines = [
+            *report_lines(report, whole=True),
+            *lint_lines(lint(log)),
+            *error_lines(error_report(groups_of(log))),
+        ]
+        lines += note_lines([(1, hostile)])
+    assert any("⟨U+001B⟩" in line for line in lines)
+    assert [line for line in lines if set(line) & set(hostile) - set("[2J")] == []
+
+
+def uid_after(run: Path) -> str:
+    """Return the second group of step 1."""
+    with open_log(run, readonly=True) as log:
+        return log.plan(1).groups[1].uid
