@@ -5,7 +5,7 @@ changed. A finding is a reason to look, not a proof of a fault.
 """
 
 import statistics
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -14,13 +14,13 @@ import numpy as np
 from core.arrays import view_logprobs, view_tokens
 from core.closing import ALL_VOID
 from core.errors import RolltapeError
-from core.events import Outcome, StepCommitted
+from core.events import Outcome
 from core.nodes import Node
 from core.tree import Trajectory, trajectories
 from learner.batch import Taken, members_of, take
 from learner.counterfactual import AGREEMENT, Rescore
 from learner.metrics import SEARCH, component, reward_of
-from learner.rebuild import CodeLoader, no_code, rebuild
+from learner.rebuild import CodeLoader, committed_event, no_code, planned_event, rebuild
 from learner.selection import NO_SIGNAL, RUN_ENDED
 from learner.visible import visible
 from store.log import Log
@@ -51,6 +51,8 @@ ADVICE = {
     "reward_unsupported": "the recorded text does not support the reward: rescore, or look at the scorer",
     "all_void": "questions whose every attempt was void: look at the search back-end",
     "logprob_drift": "sampler and trainer disagree on fresh groups: it does not sample the trained weights",
+    "unreadable": "groups whose records are damaged or contradict each other: run `verify`",
+    "not_derived": "steps that cannot be made again: `replay` them, and name user code with --allow-code",
     "dropped": "groups were left out of training, which can bias it: see the reasons",
 }
 
@@ -123,13 +125,27 @@ def lint(log: Log, linter: Linter | None = None) -> list[LintFinding]:
     for row in log.group_rows():
         _row(row, tally)
         if row.fate in {GroupFate.CLOSED, GroupFate.PLANNED, GroupFate.TRAINED, GroupFate.DROPPED}:
-            taken = take(row, log.groups.fetch(row.uid))
-            _group(taken, questions, linter, tally)
-            faulty += [(had_fault(member), reward_of(member)) for member in members_of(taken)]
+            faulty += _readable(log, row, questions, linter, tally)
     _faults(faulty, tally)
     for step in range(log.state().committed_steps):
         _step(log, step, linter, tally)
     return tally.findings()
+
+
+def _readable(
+    log: Log, row: GroupRow, questions: dict[str, tuple[str, str]], linter: Linter, tally: Tally
+) -> list[tuple[bool, float]]:
+    """Look at one ended group; return of each member whether it had a search fault, and its reward."""
+    try:
+        taken = take(row, log.groups.fetch(row.uid))
+        found = members_of(taken)
+    except RolltapeError as exc:
+        problem = str(exc)
+        tally.see("unreadable", wrong=True, example=lambda: f"{row.uid}: {problem}")
+        return []
+    tally.see("unreadable", wrong=False, example=str)
+    _group(taken, found, questions, linter, tally)
+    return [(had_fault(member), reward_of(member)) for member in found]
 
 
 def _row(row: GroupRow, tally: Tally) -> None:
@@ -139,7 +155,13 @@ def _row(row: GroupRow, tally: Tally) -> None:
     tally.see("all_void", void, lambda: f"{row.uid}: {row.reason}")
 
 
-def _group(taken: Taken, questions: dict[str, tuple[str, str]], linter: Linter, tally: Tally) -> None:
+def _group(
+    taken: Taken,
+    found: Sequence[Trajectory],
+    questions: dict[str, tuple[str, str]],
+    linter: Linter,
+    tally: Tally,
+) -> None:
     group = taken.group
     asked = group.asked
     known = questions.setdefault(asked.example_id, (asked.data_source, asked.question))
@@ -148,9 +170,11 @@ def _group(taken: Taken, questions: dict[str, tuple[str, str]], linter: Linter, 
         known != (asked.data_source, asked.question),
         lambda: f"{asked.uid}: {asked.example_id!r} is also {known[1]!r}",
     )
-    rewards = [reward_of(member) for member in members_of(taken)]
+    rewards = [reward_of(member) for member in found]
     tally.see("singleton_group", len(rewards) == 1, lambda: asked.uid)
-    tally.see("no_signal", len(set(rewards)) <= 1, lambda: f"{asked.uid}: all {rewards[0]!r}")
+    tally.see(
+        "no_signal", len(set(rewards)) <= 1, lambda: f"{asked.uid}: all {rewards[0] if rewards else None!r}"
+    )
     spread = statistics.stdev(rewards) if len(rewards) > 1 else 0.0
     tally.see("tiny_std", 0 < spread < TINY_STD, lambda: f"{asked.uid}: std {spread:.3g}")
     for tree in group.trees.values():
@@ -225,14 +249,18 @@ def _faults(faulty: Iterable[tuple[bool, float]], tally: Tally) -> None:
 
 
 def _step(log: Log, step: int, linter: Linter, tally: Tally) -> None:
-    row = log.step(step)
-    assert row.committed_index is not None
-    committed = log.journal.get(row.committed_index).event
-    assert isinstance(committed, StepCommitted)
+    try:
+        planned, committed = planned_event(log, step), committed_event(log, step)
+        batch = rebuild(log, planned, linter.load).batch
+    except RolltapeError as exc:
+        problem = str(exc)
+        tally.see("not_derived", wrong=True, example=lambda: f"step {step}: {problem}")
+        return
+    tally.see("not_derived", wrong=False, example=str)
+    assert committed is not None
     gap = committed.trainer_metrics.get("trainer/logprob_gap", 0.0)
     fresh = committed.rollout_metrics.get("staleness/max", 0.0) == 0
     tally.see("logprob_drift", fresh and gap > GAP, lambda: f"step {step}: {gap:.4f}")
-    batch = rebuild(log, log.plan(step), linter.load).batch
     for position, advantage in enumerate(batch.advantages.leaf.tolist()):
         member = batch.members[position]
         tally.see(
