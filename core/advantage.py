@@ -5,6 +5,7 @@ signal gives exactly 0 and never the residue of a rounded mean.
 """
 
 import difflib
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
@@ -42,6 +43,8 @@ class LeafTable(NamedTuple):
     """`<uid>/t<tree>/<leaf>` per leaf, for messages."""
     recorded: Float64 | None = None
     """float64 [n]: the rewards before shaping, where `rewards` are shaped."""
+    node_rewards: Float64 | None = None
+    """float64 [m]: what the scorer gave each node (scope `node`), NaN where nothing; None if none has any."""
 
     def ids(self, group_by: str) -> Int64:
         """Return int64 [n]: the ids that gather a question's leaves, `uid` or (tree_uid) `tree`."""
@@ -92,6 +95,7 @@ def leaf_table(members: Sequence[Trajectory]) -> LeafTable:
     trees: dict[tuple[str, int], int] = {}
     nodes: dict[tuple[str, int, NodeId], int] = {}
     parents: list[int] = []
+    dense: list[float] = []
     starts = [0]
     path_nodes: list[int] = []
     for member in members:
@@ -104,6 +108,7 @@ def leaf_table(members: Sequence[Trajectory]) -> LeafTable:
             if key not in nodes:
                 nodes[key] = len(parents)
                 parents.append(above)
+                dense.append(math.nan if step.node_reward is None else step.node_reward.value)
             above = nodes[key]
             path_nodes.append(above)
         starts.append(len(path_nodes))
@@ -116,6 +121,7 @@ def leaf_table(members: Sequence[Trajectory]) -> LeafTable:
         path_nodes=np.array(path_nodes, dtype=np.int64),
         node_parent=np.array(parents, dtype=np.int64),
         names=tuple(f"{member.tree_uid}/{member.leaf}" for member in members),
+        node_rewards=None if all(map(math.isnan, dense)) else np.array(dense, dtype=np.float64),
     )
     check_rewards(table)
     return table

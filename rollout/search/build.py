@@ -7,7 +7,7 @@ from core.config import SearchSettings
 from core.errors import ConfigError
 from rollout.search import wikipedia, zhihu
 from rollout.search.base import Backend
-from rollout.search.http import HttpService
+from rollout.search.http import HttpService, is_address
 from rollout.search.index import Notify
 from rollout.search.keys import find_keys
 from rollout.search.local import open_local
@@ -48,8 +48,10 @@ def check_address(settings: SearchSettings) -> None:
             "search back-end 'retrieval' needs the server's address: "
             "--set tools.search.url=http://127.0.0.1:8000/retrieve"
         )
-    if settings.url and not settings.url.startswith(("http://", "https://")):
-        raise ConfigError(f"setting 'tools.search.url': {settings.url!r}, expected http://... or https://...")
+    if settings.url and not is_address(settings.url):
+        raise ConfigError(
+            f"setting 'tools.search.url': {settings.url!r}, expected http://HOST... or https://HOST..."
+        )
 
 
 def _service(settings: SearchSettings, usual: str) -> HttpService:

@@ -13,6 +13,7 @@ import anyio
 import httpx
 import msgspec
 
+from core.errors import ConfigError
 from rollout.search.base import Found, Passage, Status, fault, found
 from rollout.search.timer import REAL_TIME, Timer
 
@@ -21,6 +22,7 @@ MAX_WAIT = 60.0
 FIRST_WAIT = 1.0
 """Seconds before the first retry; doubled for each further one."""
 MAX_BODY_BYTES = 8 << 20
+MAX_PORT = 65_535
 USER_AGENT = "Rolltape/0.1 (search-agent reinforcement learning; httpx)"
 
 T = TypeVar("T")
@@ -66,17 +68,24 @@ class HttpService:
     """One service: its address, its connections, and the patience with it."""
 
     def __init__(self, url: str, *, timeout: float, retries: int, timer: Timer = REAL_TIME) -> None:
+        """Prepare to talk to `url`, an address; raises ConfigError when the environment's proxy is none."""
         self.url = url
         self.timer = timer
         self._timeout = timeout
         self._retries = retries
-        self._client = httpx.AsyncClient(
-            timeout=timeout,
-            follow_redirects=False,
-            trust_env=not _is_loopback(url),  # a proxy cannot reach this machine itself
-            headers={"User-Agent": USER_AGENT, "Accept": "application/json"},
-            limits=httpx.Limits(max_connections=64, max_keepalive_connections=16),
-        )
+        try:
+            self._client = httpx.AsyncClient(
+                timeout=timeout,
+                follow_redirects=False,
+                trust_env=not _is_loopback(url),  # a proxy cannot reach this machine itself
+                headers={"User-Agent": USER_AGENT, "Accept": "application/json"},
+                limits=httpx.Limits(max_connections=64, max_keepalive_connections=16),
+            )
+        except (ImportError, ValueError, httpx.InvalidURL) as error:
+            raise ConfigError(
+                "the proxy that the environment names (HTTPS_PROXY, ALL_PROXY) cannot be used "
+                f"({type(error).__name__}): expected http://HOST:PORT, or unset it"
+            ) from error
 
     def __repr__(self) -> str:
         return f"<HttpService {self.url}>"
@@ -137,6 +146,16 @@ class HttpService:
             return failed("bad_response", f"an answer of over {MAX_BODY_BYTES >> 20} MiB", retryable=False)
         reply = _judge(response, body, self.timer)
         return reply if isinstance(reply, Attempt) else _decode(reply, kind)
+
+
+def is_address(url: str) -> bool:
+    """Tell whether a request can be sent there at all: http or https, a host, a port that there is."""
+    try:
+        parsed = httpx.URL(url)
+    except httpx.InvalidURL:
+        return False
+    whole = bool(parsed.host) and not any(letter.isspace() or letter == "%" for letter in parsed.host)
+    return whole and parsed.scheme in ("http", "https") and 0 <= (parsed.port or 0) <= MAX_PORT
 
 
 def _is_loopback(url: str) -> bool:

@@ -5,8 +5,9 @@ import struct
 from collections import defaultdict
 from collections.abc import Callable
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -221,9 +222,14 @@ SETTINGS = st.builds(
 )
 
 
-@given(recorded_steps(), SETTINGS)
-def test_batches_equal_the_oracle(step: Step, settings: BatchSettings) -> None:
+@pytest.mark.parametrize("kl_beta", [0.0, 0.25])
+@pytest.mark.parametrize("prefix_weight", ["each", "once_sum", "once"])
+@given(step=recorded_steps(), settings=SETTINGS)
+def test_batches_equal_the_oracle(
+    step: Step, settings: BatchSettings, prefix_weight: Literal["each", "once_sum", "once"], kl_beta: float
+) -> None:
     """Tokens, shift, mask, logprobs, advantages, KL term, prefix weight, scale and micro-batches."""
+    settings = msgspec.structs.replace(settings, prefix_weight=prefix_weight, kl_beta=kl_beta)
     check(build_step(step.folded(), settings), step, settings)
 
 
@@ -399,6 +405,23 @@ def test_kl_term_by_hand() -> None:
     script.turn("0.0.0", None, [5], [-1.0], tree=2).refer("0.0.0", [-0.5], tree=2).end("0.0.0", 0.0, tree=2)
     batch = build_step([script.scored()], BatchSettings(kl_beta=0.1))
     assert [float(datum.advantages[-1]) for datum in batch.datums] == pytest.approx([0.475, -0.45])
+
+
+@pytest.mark.parametrize(
+    ("prefix_weight", "shared"),
+    [("each", [0.7, -0.3, 0.2]), ("once", [0.2, 0, 0]), ("once_sum", [0.6, 0, 0])],
+)
+def test_kl_term_of_a_shared_turn_by_hand(
+    prefix_weight: Literal["each", "once_sum", "once"], shared: list[float]
+) -> None:
+    """0.75, −0.25 and 0.25 below one turn whose term is 0.1 · 0.5: each its own; their means; their sums."""
+    script = bush((1.0, 0.0, 0.5, -0.5))
+    for node, count in (("0.0.0", 2), ("0.0.1", 1), ("1.0.1", 2), ("1.1.1", 1), ("2.0.0", 1)):
+        script.refer(node, [-0.6] * count)
+    batch = build_step([script.scored()], BatchSettings(prefix_weight=prefix_weight, kl_beta=0.1))
+    for place in (2, 3):
+        assert [float(datum.advantages[place]) for datum in batch.datums[:3]] == pytest.approx(shared)
+    assert float(batch.datums[3].advantages[2]) == pytest.approx(-0.8)
 
 
 def test_kl_term_keeps_a_datum_without_reward_signal() -> None:

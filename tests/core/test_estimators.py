@@ -375,6 +375,25 @@ def test_user_estimators() -> None:
     assert nodes.leaf.tolist() == [0.5, 0.5, 0.5, 0.0]
 
 
+def dense(table: LeafTable, options: EstimatorOptions) -> Float64:
+    """Credit each node with its own reward, 0 where it has none (a user's estimator for process signals)."""
+    assert options.group_by == "uid"
+    assert table.node_rewards is not None
+    return np.nan_to_num(table.node_rewards)[table.path_nodes]
+
+
+def test_rewards_of_turns_reach_a_users_estimator() -> None:
+    """A shared turn has one value on every path through it; a turn without one is NaN in the table."""
+    script = bush((1.0, 0.0, 0.5, -0.5)).score("0.0.0", 0.25, scope="node").score("1.0.1", -1.0, scope="node")
+    group, chosen = script.scored()
+    table = leaf_table(members(group, chosen))
+    assert table.node_rewards is not None
+    assert np.isnan(table.node_rewards).tolist() == [False, True, False, True, True]
+    found = estimate("mine:dense", table, user=dense)
+    assert [found.path(leaf).tolist() for leaf in range(4)] == [[0.25, 0.0], [0.25, -1.0], [0.25, 0.0], [0.0]]
+    assert of_bush((1.0, 0.0, 0.5, -0.5)).node_rewards is None
+
+
 @pytest.mark.parametrize(
     ("values", "message"),
     [

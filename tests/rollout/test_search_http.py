@@ -14,7 +14,7 @@ import pytest
 from core.config import SearchSettings
 from core.errors import ConfigError
 from rollout.search.base import Backend, Found, clean
-from rollout.search.build import build_backend
+from rollout.search.build import build_backend, check_address
 from rollout.search.http import MAX_BODY_BYTES, MAX_WAIT, HttpService
 from rollout.search.keys import find_keys
 from rollout.search.retrieval import Retrieval
@@ -456,6 +456,29 @@ def test_settings_choose_the_back_end(monkeypatch: pytest.MonkeyPatch, tmp_path:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match="ZHIHU_SEARCH_KEYS"):
         build_backend(SearchSettings(backend="zhihu"), Path(), print)
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["ftp://x", "http://", "http:///retrieve", "http://[::1", "http://a b/", "http://x:99999999/", "x.org/r"],
+)
+def test_an_address_that_is_none_is_refused_early(url: str) -> None:
+    """Before a run is made, in one line that shows it."""
+    with pytest.raises(ConfigError, match=r"'tools.search.url': .* expected http://HOST"):
+        check_address(SearchSettings(backend="retrieval", url=url))
+    for good in ("http://127.0.0.1:8000/retrieve", "https://[::1]:65535/", "http://böse.example/w/api.php"):
+        check_address(SearchSettings(backend="retrieval", url=good))
+
+
+@pytest.mark.parametrize("proxy", ["socks5://user:secret@127.0.0.1:1", "::secret::"])
+def test_a_proxy_that_cannot_be_used_is_said(monkeypatch: pytest.MonkeyPatch, proxy: str) -> None:
+    """In words, without the proxy's own address, which may hold a password."""
+    for name in ("https_proxy", "ALL_PROXY", "all_proxy", "NO_PROXY", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HTTPS_PROXY", proxy)
+    with pytest.raises(ConfigError, match="proxy") as caught:
+        HttpService("https://example.org", timeout=1, retries=0)
+    assert "secret" not in str(caught.value)
 
 
 def test_outside_text_is_cleaned() -> None:
