@@ -772,7 +772,8 @@ def replay(
 ) -> None:  # fmt: skip
     """Rebuild steps from the log: MATCH or MISMATCH.
 
-    From rollout events alone, without a key or a network. Exit status 1 on a mismatch.
+    From rollout events alone, without a key or a network. Exit status 1 on a mismatch, 2 where user code that
+    the log names is needed and not allowed.
     """
     from core.errors import ConfigError
     from store.log import open_log
@@ -798,32 +799,39 @@ def replay(
             return
         if rescore:
             sys.exit(_tell_rescored(log, wanted, allow_code, as_json=as_json))
-        good = _audit(log, wanted, allow_code, jobs=jobs, whole=step is not None, as_json=as_json)
-    sys.exit(0 if good else 1)
+        status = _audit(log, wanted, allow_code, jobs=jobs, whole=step is not None, as_json=as_json)
+    sys.exit(status)
 
 
 def _audit(
     log: "Log", wanted: Sequence[int], allow_code: Sequence[str], *, jobs: int, whole: bool, as_json: bool
-) -> bool:  # fmt: skip
-    """Replay steps one at a time and tell each; return whether all match."""
+) -> int:  # fmt: skip
+    """Replay steps one at a time and tell each; return the exit status."""
     from learner.parallel import Means, audit
-    from learner.telling import note_lines, report_json, report_lines, summary_line
+    from learner.telling import (
+        audit_status,
+        note_lines,
+        report_json,
+        report_lines,
+        summary_line,
+        verdict_of,
+    )
 
-    matches = []
+    verdicts = []
     notes = []
     bar = click.progressbar(length=len(wanted), label="replaying", file=sys.stderr)
     with bar if len(wanted) > 1 and sys.stderr.isatty() else contextlib.nullcontext() as shown:
         means = Means(_code_loader, tuple(allow_code), _decoder(log))
         for report in audit(log, wanted, means, jobs):
-            matches.append(report.match)
+            verdicts.append(verdict_of(report))
             notes += [(report.step, note) for note in report.notes]
             lines = [report_json(report)] if as_json else report_lines(report, whole=whole)
             click.echo("\n".join(lines))
             if shown is not None:
                 shown.update(1)
     if not as_json and not whole:
-        click.echo("\n".join([*note_lines(notes), summary_line(matches)]))
-    return all(matches)
+        click.echo("\n".join([*note_lines(notes), summary_line(verdicts)]))
+    return audit_status(verdicts)
 
 
 def _config_of(log: "Log") -> "Config":

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from learner.difference import Decode
 from learner.fingerprints import code_fingerprints
 from learner.rebuild import CodeLoader
-from learner.replay import Auditor, StepReport, replay_step, replay_steps
+from learner.replay import Auditor, StepReport, audit_step, replay_steps
 from store.log import Log, open_log
 
 MakeLoader = Callable[[Sequence[str]], CodeLoader]
@@ -24,7 +24,7 @@ class Means(NamedTuple):
 
 
 def audit(log: Log, steps: Sequence[int], means: Means, jobs: int) -> Iterator[StepReport]:
-    """Yield the reports of `steps` in order, made by `jobs` processes; raises as replay_step does.
+    """Yield the reports of `steps` in order, made by `jobs` processes; raises StoreError.
 
     Spelling tokens is left to this process, so the others start without a tokenizer.
     """
@@ -36,7 +36,7 @@ def audit(log: Log, steps: Sequence[int], means: Means, jobs: int) -> Iterator[S
     context = get_context("spawn")  # an LMDB environment must not cross a fork
     with ProcessPoolExecutor(min(jobs, len(steps)), context, _open_here, setup) as pool:
         for step, report in zip(steps, pool.map(_replay_here, steps), strict=True):
-            yield report if report.match else replay_step(auditor, step)
+            yield report if report.match or report.needs else audit_step(auditor, step)
 
 
 _here: list[Auditor] = []
@@ -49,4 +49,4 @@ def _open_here(run_dir: Path, make_loader: MakeLoader, allow_code: Sequence[str]
 
 
 def _replay_here(step: int) -> StepReport:
-    return replay_step(_here[0], step)
+    return audit_step(_here[0], step)

@@ -80,6 +80,8 @@ class StepReport(msgspec.Struct, frozen=True, kw_only=True):
     """By kind."""
     metrics: dict[str, float] = {}
     differences: tuple[Difference, ...] = ()
+    needs: str = ""
+    """Which user code the step cannot be re-derived without: it is neither a match nor a mismatch."""
     notes: tuple[str, ...] = ()
 
 
@@ -136,7 +138,16 @@ def judge(auditor: Auditor, planned: StepPlanned, committed: StepCommitted | Non
 def replay_steps(auditor: Auditor, steps: Iterable[int]) -> Iterator[StepReport]:
     """Yield the reports of several steps, one at a time, so that memory stays flat."""
     for step in steps:
-        yield replay_step(auditor, step)
+        yield audit_step(auditor, step)
+
+
+def audit_step(auditor: Auditor, step: int) -> StepReport:
+    """Return the report on one step, also on one that needs code which is not allowed; raises StoreError."""
+    try:
+        return replay_step(auditor, step)
+    except CodeNotAllowed as exc:
+        committed = auditor.log.step(step).committed_index is not None
+        return StepReport(step=step, match=False, committed=committed, needs=str(exc))
 
 
 def committed_steps(log: Log, first: int | None, last: int | None) -> range:

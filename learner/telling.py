@@ -77,11 +77,12 @@ def report_json(report: StepReport) -> str:
 
 def report_lines(report: StepReport, *, whole: bool) -> list[str]:
     """Return a report as lines; `whole` adds what the step was made of, group by group, and its notes."""
-    verdict = "MATCH" if report.match else "MISMATCH"
     state = "" if report.committed else "  (planned, not committed)"
     state += "  (skipped: no signal)" if report.skipped else ""
     batch = f"  batch {report.batch_digest[:16]}" if report.batch_digest else ""
-    lines = [f"step {report.step}: {verdict}{batch}{state}"]
+    lines = [f"step {report.step}: {verdict_of(report)}{batch}{state}"]
+    if report.needs:
+        lines.append(f"  {report.needs}")
     if whole and report.batch_digest:
         lines += _made_of(report)
     lines += [f"  {difference}" for difference in report.differences]
@@ -180,13 +181,22 @@ def _group_lines(group: GroupLine) -> list[str]:
     return lines
 
 
-def summary_line(reports: Sequence[bool]) -> str:
+def verdict_of(report: StepReport) -> str:
+    """Return MATCH, MISMATCH, or NOT DERIVED where code is needed that the user has not allowed."""
+    return "MATCH" if report.match else "NOT DERIVED" if report.needs else "MISMATCH"
+
+
+def summary_line(verdicts: Sequence[str]) -> str:
     """Return the last line of an audit of several steps."""
-    if not reports:
+    if not verdicts:
         return "no step is committed yet: nothing was replayed"
-    good = sum(reports)
-    verdict = "all MATCH" if good == len(reports) else f"{len(reports) - good} MISMATCH"
-    return f"{len(reports)} steps replayed: {verdict}"
+    bad = [f"{verdicts.count(one)} {one}" for one in ("MISMATCH", "NOT DERIVED") if one in verdicts]
+    return f"{len(verdicts)} steps replayed: {', '.join(bad) or 'all MATCH'}"
+
+
+def audit_status(verdicts: Sequence[str]) -> int:
+    """Return an audit's exit status: 1 with a mismatch, 2 where only permissions are missing, else 0."""
+    return 1 if "MISMATCH" in verdicts else 2 if "NOT DERIVED" in verdicts else 0
 
 
 def counterfactual_lines(found: Counterfactual) -> list[str]:

@@ -132,7 +132,17 @@ def test_code_named_in_a_log_is_not_imported_unless_it_is_allowed(finished_run: 
         assert not trace.exists(), command
     refused = cli("replay", "--step", 1, "--run", run, env=env)
     assert refused.status == 2
-    assert "left_behind:credit" in refused.err
+    assert refused.out.startswith("step 1: NOT DERIVED\n")
+    assert "left_behind:credit" in refused.out
+    for jobs in (1, 2):
+        others = cli("replay", "--all", "--jobs", jobs, "--run", run, env=env)
+        assert others.status == 2
+        assert others.out.splitlines()[-1] == "3 steps replayed: 1 NOT DERIVED"
+        assert [line.split("  ")[0] for line in others.out.splitlines() if line.startswith("step ")] == [
+            "step 0: MATCH",
+            "step 1: NOT DERIVED",
+            "step 2: MATCH",
+        ]
     cli("replay", "--step", 1, "--run", run, "--allow-code", "other:credit", env=env)
     assert not trace.exists()
     allowed = cli("replay", "--step", 1, "--run", run, "--allow-code", "left_behind:credit", env=env)
