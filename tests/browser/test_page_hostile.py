@@ -164,3 +164,19 @@ def test_the_policy_stops_what_the_page_itself_would_never_do(tmp_path: Path, vi
     assert refused == "refused"
     assert seen.ask("window.hit") is None
     assert any("Content Security Policy" in complaint for complaint in seen.complaints)
+
+
+@pytest.mark.parametrize("size", [(1280, 800), (1024, 700), (1024, 560)])
+@pytest.mark.parametrize("text", ["x" * 5000, MARKUP], ids=["a long word", "markup"])
+def test_long_texts_leave_room_for_the_tree(
+    tmp_path: Path, visit: Visitor, text: str, size: tuple[int, int]
+) -> None:
+    """Question, references and source take their part of the window and scroll in it."""
+    hostile_page(tmp_path / "page.html", text)
+    seen = visit(tmp_path / "page.html", width=size[0])
+    seen.page.set_viewport_size({"width": size[0], "height": size[1]})
+    forest, pane = (seen.page.locator(part).bounding_box() for part in (".forest", "#trees"))
+    assert forest is not None
+    assert pane is not None
+    assert forest["height"] >= 60
+    assert forest["y"] + forest["height"] <= pane["y"] + pane["height"] + 1
