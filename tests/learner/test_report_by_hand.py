@@ -3,6 +3,7 @@
 import math
 from collections import defaultdict
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,12 +24,12 @@ STEPS = 3
 MOST_DATUMS = 5
 
 
-@pytest.fixture(scope="module", params=["chains", "trees"])
+@pytest.fixture(scope="module", params=["chains", "trees", "pairs"])
 def log(
     request: pytest.FixtureRequest, session: Session, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Log]:
     """Give a run of three steps whose groups were all made before the first: of staleness 0, 1 and 2."""
-    plan: Plan = CHAINS if request.param == "chains" else TREES
+    plan = {"chains": CHAINS, "trees": TREES, "pairs": Plan(mode="chain", group_size=2)}[request.param]
     run = tmp_path_factory.mktemp(request.param) / "run"
     config = make_config(
         estimator="group_mean",
@@ -233,3 +234,18 @@ def test_the_lines_hold_the_numbers_of_the_report(log: Log) -> None:
                 line,
                 row,
             )
+
+
+def test_a_group_of_one_has_no_spread_and_no_signal(session: Session, tmp_path: Path) -> None:
+    """Nothing to send: the step is skipped, and told so."""
+    config = make_config(groups_per_step=1)
+    with open_log(tmp_path / "run", create=True, role="learner") as log:
+        log.open_run(open_event(config))
+        Worker(log, config, Plan(mode="chain", group_size=1, min_group=1), lambda uid, tree: 1.0).fill()
+        run_learner(log, session, config, 1)
+        report = report_of(log, 0)
+    [group] = report.groups
+    assert (group.mean, group.std, [line.advantage for line in group.members]) == (1.0, 0.0, [0.0])
+    assert (report.skipped, report.micro_batches, report.members) == (True, (), 1)
+    assert (report.tokens["sent"], report.tokens["trained"]) == (0, 0)
+    assert report_lines(report, whole=True)[0].endswith("(skipped: no signal)")
