@@ -189,7 +189,14 @@ def _builtin_digest() -> str:
 def _user_scorer(spec: str, allow_code: Collection[str]) -> Scorer:
     function = load_function(spec, allow_code)
     module = sys.modules[spec.partition(":")[0]]
-    digest = hashlib.sha256(inspect.getsource(module).encode()).hexdigest()
+    try:
+        source = inspect.getsource(module)
+    except (OSError, TypeError) as error:
+        raise ConfigError(
+            f"scorer {spec!r}: the source of {module.__name__!r} cannot be read, and its digest is recorded "
+            "with every reward; put the function into a .py file"
+        ) from error
+    digest = hashlib.sha256(source.encode()).hexdigest()
     return Scorer(spec, VERSION, digest, _wrap(spec, function))
 
 

@@ -112,7 +112,12 @@ class Retrieval:
         if not outcome.ok:
             return [outcome for _ in queries]
         return [
-            msgspec.structs.replace(found(passages, top_k), latency=outcome.latency, retries=outcome.retries)
+            msgspec.structs.replace(
+                found(passages, top_k),
+                latency=outcome.latency,
+                retries=outcome.retries,
+                rate_limited=outcome.rate_limited,
+            )
             for passages in lists
         ]
 

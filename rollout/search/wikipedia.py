@@ -16,6 +16,8 @@ URL = "https://en.wikipedia.org/w/api.php"
 INTERVAL = 0.31
 """Seconds between the starts of two requests (about 200 a minute)."""
 MAX_TEXT_CHARS = 1200
+MAX_QUERY_CHARS = 300
+"""CirrusSearch refuses longer ones, and a refusal would void what the policy itself has written."""
 MAX_BATCHES = 4
 """How many answers are followed for introductions that were left out of the first."""
 TRANSIENT = ("maxlag", "readonly", "internal_api_error")
@@ -114,7 +116,7 @@ def _parameters(query: str, top_k: int) -> dict[str, str | int]:
         "format": "json",
         "formatversion": 2,
         "generator": "search",
-        "gsrsearch": query,
+        "gsrsearch": query[:MAX_QUERY_CHARS],
         "gsrlimit": top_k,
         "prop": "extracts|info",
         "explaintext": 1,

@@ -385,3 +385,15 @@ def test_no_input_is_overwritten(tmp_path: Path, name: str) -> None:
         with pytest.raises(ConfigError, match="would be overwritten"):
             prepare(out, [], [given_as], mix="all", seed=0, notify=quiet)
     assert mine.read_bytes() == before
+
+
+def test_nesting_has_an_end() -> None:
+    """Answers are looked for a few levels deep; a list is no question, id or source."""
+    deep: object = "x"
+    for level in range(200):
+        deep = [deep]
+        example = read_row({"question": "q?", "answers": deep}, "file")
+        assert isinstance(example, Example) == (level < 4)
+    assert read_row({"question": ["q?"], "answers": "x"}, "file") == Dropped("no question")
+    listed = {"question": "q?", "answers": "x", "id": ["a"], "_id": "b", "data_source": ["nq"], "source": {}}
+    assert read_row(listed, "file") == Example("b", "q?", ("x",), "file")

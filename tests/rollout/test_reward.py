@@ -295,6 +295,7 @@ def test_wrong_names_of_own_code(module: WriteModule) -> None:
     name = module("scorers_named", "0")
     for spec, problem in (
         ("no_such_module:f", "cannot import"),
+        ("math:sqrt", "the source of 'math' cannot be read"),
         (f"{name}:absent", "has no function"),
         (f"{name}:constant", "has no function"),
     ):

@@ -529,3 +529,23 @@ def test_retry_after_counts_under_http_200_too(name: str, said: object, asked: s
     found, clock, _ = one(name, limited, json_reply(HIT if name == "zhihu" else PAGE))
     assert (found.ok, found.retries) == (True, 1)
     assert [wait for wait in clock.waits if wait > INTERVAL] == [waited]
+
+
+def test_a_long_query_is_cut_to_what_the_wiki_takes() -> None:
+    """A query that the policy made too long finds something by its beginning, and is no fault."""
+    with serve([json_reply(PAGE)]) as server:
+        found = anyio.run(ask, backend("wikipedia", server, Clock()), "word " * 200)
+    assert found.ok
+    sent = parse_qs(urlsplit(server.requests[0].path).query)["gsrsearch"]
+    assert sent == [("word " * 60)]
+
+
+@pytest.mark.parametrize(
+    ("name", "good"), [("zhihu", HIT), ("wikipedia", PAGE), ("retrieval", {"result": [[{"contents": "x"}]]})]
+)
+def test_what_a_search_cost_in_tries_is_told(name: str, good: object) -> None:
+    """One limit and one fault before it worked: two tries more, one of them limited, and the time of all."""
+    found, clock, _ = one(name, Reply(429, (("Retry-After", "3"),)), Reply(500), json_reply(good))
+    assert (found.ok, found.retries, found.rate_limited) == (True, 2, 1)
+    assert found.latency == pytest.approx(sum(clock.waits), abs=2.0)
+    assert found.latency >= 5.0

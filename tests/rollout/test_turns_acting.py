@@ -10,7 +10,8 @@ from core.arrays import Float32, Int32, view_tokens
 from core.config import Config
 from core.errors import EngineDied, ServiceBusy, ToolError
 from core.events import Outcome, Rewarded
-from core.tree import Group, Trajectory, fold_group
+from core.ids import parse_node
+from core.tree import Group, Trajectory, fold_group, trajectories
 from rollout.acting import GroupFailed
 from rollout.live import LiveGroup
 from rollout.reward import NodeScore, Score, Scorer
@@ -287,3 +288,42 @@ def test_an_end_and_its_reward_are_one_write() -> None:
     writes.clear()
     run(ScriptedSearch(fails=lambda query: True))
     assert writes[-1] == ["Answered"]
+
+
+@pytest.mark.parametrize(
+    ("limits", "outcome", "turns", "searches"),
+    [
+        ({"max_search_calls": 2, "max_turns": 9}, Outcome.TOOL_LIMIT, 3, 2),
+        ({"max_search_calls": 9, "max_turns": 4}, Outcome.TURN_LIMIT, 4, 3),
+        ({"max_search_calls": 99, "max_turns": 99, "max_trajectory_tokens": 700}, Outcome.TOKEN_LIMIT, 0, 0),
+    ],
+)
+def test_budgets_of_every_branch_count_from_the_root(
+    limits: dict[str, int], outcome: Outcome, turns: int, searches: int
+) -> None:
+    """A policy that always searches ends every branch, wherever it began, as a chain would have ended."""
+    sampler = ScriptedSampler(lambda prompt, seed, index: call(f"q{seed % 97}"))
+    shape = {"mode": "tree", "tree": {"m": 2, "n": 3, "l": 2, "k": 9}, **limits}
+    group = rolled(make_config(**shape), make_environment(sampler, ScriptedSearch()))
+    ended = list(trajectories(group))
+    assert len(ended) == 2 * (1 + 2 * 3)
+    begun = {parse_node(member.leaf).depth - len(own_turns(member)) + 1 for member in ended}
+    assert len(begun) > 1  # branches began at the root and further down
+    for member in ended:
+        assert member.outcome is outcome
+        if turns:
+            assert len(member.path) == turns
+            assert sum(node.observation is not None for node in member.path) == searches
+        else:
+            read = sum(len(view_tokens(node.sample.tokens)) for node in member.path)
+            seen = [node.observation for node in member.path if node.observation is not None]
+            read += sum(len(view_tokens(each.tokens)) for each in seen)
+            prompt = len(view_tokens(group.asked.prompt))
+            last = len(view_tokens(member.path[-1].sample.tokens))
+            assert prompt + read - last < 700 <= prompt + read + 100
+
+
+def own_turns(member: Trajectory) -> list[str]:
+    """Return the turns of a trajectory's own branch."""
+    branch = parse_node(member.leaf)[:2]
+    return [node.node for node in member.path if parse_node(node.node)[:2] == branch]
