@@ -96,6 +96,18 @@ def test_an_index_is_built_once_per_content(tmp_path: Path) -> None:
     assert (ids(first, "old"), ids(second, "new"), ids(second, "old")) == (["1"], ["1"], [])
 
 
+def test_a_corpus_is_read_for_its_digest_once(tmp_path: Path) -> None:
+    """Many gigabytes are not hashed at every start: the digest goes by path, size and time of change."""
+    path = write_corpus(tmp_path / "a.jsonl", [(1, "one")])
+    first = open_index(path, tmp_path / "cache", quiet)
+    stat = path.stat()
+    path.write_bytes(path.read_bytes().replace(b"one", b"two"))
+    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    assert open_index(path, tmp_path / "cache", quiet).digest == first.digest
+    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns + 1))
+    assert open_index(path, tmp_path / "cache", quiet).digest != first.digest
+
+
 def test_a_build_that_was_killed_leaves_nothing_that_looks_whole(tmp_path: Path) -> None:
     """A half-built index is built again; two processes that need it at once build it once."""
     cache = tmp_path / "cache"
@@ -234,7 +246,7 @@ def test_a_result_is_bought_once() -> None:
     assert backend.asked == ["q"]
     assert [result.cached for result in results] == [False] + [True] * 8
     assert {result.passages for result in results} == {ONE.passages}
-    assert {result.status for result in results} == {"success"}
+    assert {(result.ok, result.status, result.error) for result in results} == {(True, "success", "")}
 
 
 def test_what_the_cache_depends_on() -> None:
@@ -246,7 +258,7 @@ def test_what_the_cache_depends_on() -> None:
             backend = Scripted(found([], 3), version=version)
             assert not (await SearchService(backend, top_k, cache).search(query)).cached
         again = await SearchService(Scripted(ONE), 3, cache).search("q")
-        assert (again.cached, again.status, again.passages) == (True, "empty", ())
+        assert (again.ok, again.cached, again.status, again.passages) == (True, True, "empty", ())
 
     anyio.run(run)
     assert len(cache.values) == 4
