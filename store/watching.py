@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 from core.errors import StoreError
 
-POLL_SECONDS = 0.03
-"""Between two looks: 15 ms late in the middle, 30 ms at worst."""
+POLL_SECONDS = 0.04
+"""Between two looks: 20 ms late in the middle, 40 ms at worst."""
 
 
 class _Waiting(NamedTuple):
