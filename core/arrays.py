@@ -24,8 +24,12 @@ def pack_tokens(tokens: Sequence[int] | Int32 | Int64) -> bytes:
 
 
 def pack_logprobs(logprobs: Sequence[float] | Float32) -> bytes:
-    """Return float32 little-endian bytes, bit-exact for float32 input."""
-    return np.asarray(logprobs, dtype=LOGPROB_DTYPE).tobytes()
+    """Return float32 little-endian bytes, bit-exact for float32 input; raises OverflowError beyond its range."""
+    try:
+        with np.errstate(over="raise"):
+            return np.asarray(logprobs, dtype=LOGPROB_DTYPE).tobytes()
+    except FloatingPointError as error:
+        raise OverflowError("a logprob is beyond what a float32 holds") from error
 
 
 def view_tokens(raw: bytes) -> Int32:

@@ -76,6 +76,14 @@ def test_token_ids_out_of_range_are_refused(tokens: list[int]) -> None:
         pack_tokens(tokens)
 
 
+@pytest.mark.parametrize("value", [-1e308, 1e39, -3.5e38])
+def test_logprobs_out_of_range_are_refused(value: float) -> None:
+    """No number becomes an infinity silently; an infinity stays one."""
+    with pytest.raises(OverflowError, match="float32"):
+        pack_logprobs([-0.5, value])
+    assert view_logprobs(pack_logprobs([-np.inf])).tolist() == [-np.inf]
+
+
 def test_views_cannot_be_written() -> None:
     """Stored bytes are the truth: a view of them is read-only."""
     with pytest.raises(ValueError, match="read-only"):
