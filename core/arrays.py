@@ -24,7 +24,7 @@ def pack_tokens(tokens: Sequence[int] | Int32 | Int64) -> bytes:
 
 
 def pack_logprobs(logprobs: Sequence[float] | Float32) -> bytes:
-    """Return float32 little-endian bytes, bit-exact for float32 input; raises OverflowError above its range."""
+    """Return float32 little-endian bytes, exact for float32 input; raises OverflowError past its range."""
     try:
         with np.errstate(over="raise"):
             return np.asarray(logprobs, dtype=LOGPROB_DTYPE).tobytes()
