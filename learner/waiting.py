@@ -3,7 +3,7 @@
 import contextlib
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from core.errors import EngineError
 from store.ports import Sink
@@ -19,11 +19,18 @@ SLOW_SECONDS = 60.0
 class Waiting:
     """Counts the faults in a row; each is told once in full, and of slow answers once in all."""
 
-    def __init__(self, notify: Sink, limit: float, slow_seconds: float = SLOW_SECONDS) -> None:
+    def __init__(
+        self,
+        notify: Sink,
+        limit: float,
+        slow_seconds: float = SLOW_SECONDS,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
         """`limit` is how long the SDK asks again before a fault is reported, in seconds."""
         self._notify = notify
         self._limit = limit
         self._slow_seconds = slow_seconds
+        self._sleep = sleep
         self._slow_told = False
         self._faults = 0
         self._told = ""
@@ -47,7 +54,7 @@ class Waiting:
             f"{what} Trying again in {pause:.0f} s, from the last checkpoint "
             f"({self._faults} of {MAX_FAULTS - 1})."
         )
-        time.sleep(pause)
+        self._sleep(pause)
 
     @contextlib.contextmanager
     def told_when_slow(self, what: str) -> Iterator[None]:

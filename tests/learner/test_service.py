@@ -145,12 +145,11 @@ def test_ctrl_c_ends_the_pause_after_a_fault(tmp_path: Path, engine_dir: Path) -
         in_order(here.log, 2)
 
 
-def test_a_fault_that_repeats_is_told_in_full_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fault_that_repeats_is_told_in_full_once() -> None:
     """Each pause is twice the last; the sixth in a row is handed on, and a success counts from the beginning."""
     said: list[str] = []
     pauses: list[float] = []
-    monkeypatch.setattr("time.sleep", pauses.append)
-    waiting = Waiting(said.append, 120)
+    waiting = Waiting(said.append, 120, sleep=pauses.append)
     fault = ServiceBusy("sampling failed: no capacity (x).", "Start again later.")
     waiting.wait_after(fault)
     waiting.renew()
