@@ -14,6 +14,7 @@ import click
 import pytest
 
 import cli as program
+from core.settings import PRESETS
 from engine import launch
 from tests.e2e.conftest import DEADLINE, ENVIRONMENT, ROOT
 
@@ -132,3 +133,14 @@ def test_the_readme_works_from_top_to_bottom(place: Path) -> None:
     assert told_steps[0] in text, "the table that the README shows"
     assert "10 steps are committed; stopped: goal" in learn
     assert any("MATCH" in text for line, text in told.items() if "replay" in line)
+
+
+def test_the_help_names_every_preset() -> None:
+    """Its text is written out, so that --help need not load the settings; it names all of them and no other."""
+    first, _, second = program.PRESET_HELP.rstrip(".").partition(" with X ")
+    names = first.replace(" and ", " ").replace(" or ", ", ").split(", ")
+    kinds = second.split(", ")
+    told = {
+        kind.join(name.rsplit("X", 1)) for name in names for kind in (kinds if name.endswith("X") else [""])
+    }
+    assert told == set(PRESETS)

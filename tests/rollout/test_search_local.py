@@ -356,10 +356,11 @@ def test_tools_from_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         (SearchSettings(backend="retrieval", url="http://127.0.0.1:9/retrieve"), "cached"),
         (SearchSettings(backend="retrieval", url="http://127.0.0.1:9/retrieve", cache=False), "not cached"),
         (SearchSettings(backend="local", corpus="world"), "not cached"),
+        (SearchSettings(backend="none"), "not cached"),
     ],
 )
 def test_what_is_bought_is_kept(tmp_path: Path, settings: SearchSettings, kept: str) -> None:
-    """The run's cache stands before a service, unless switched off, and never before the local back-end."""
+    """The run's cache stands before a service, unless switched off, and never before what costs nothing."""
     write_world(tmp_path / "world", 0)
     tool = build_tools(ToolSettings(search=settings), tmp_path, Memory())["search"]
     assert isinstance(tool, SearchTool)
